@@ -1,0 +1,175 @@
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import { STATUS_CODES } from 'node:http'
+import { formatToken, type Token } from './token.ts'
+
+/**
+ * Every response that is the proxy's own: one table, one function that writes it, as problem
+ * details (RFC 9457). What a client may do next stands in `detail`.
+ */
+
+/** What the fence made of a write: the values of the field `Fencing-Result`, and a label in metrics. */
+export type Result = 'accepted' | Refusal
+export type Refusal = keyof typeof REFUSALS
+/** Requests that are refused before the fence, reads and writes alike; they carry no `Fencing-Result`. */
+export type Problem = keyof typeof PROBLEMS
+
+interface Entry {
+  readonly status: number
+  readonly title: string
+  /** Seconds, where waiting is the remedy. */
+  readonly retryAfter?: number
+}
+
+const REFUSALS = {
+  stale: { status: 409, title: 'A newer owner has taken this scope over' },
+  repeated: { status: 409, title: 'This token was used already' },
+  superseded: { status: 409, title: 'A newer owner took over before this write was sent whole' },
+  missing: { status: 428, title: 'A fencing token is required' },
+  malformed: { status: 400, title: 'Not a fencing token' },
+  ambiguous: { status: 400, title: 'Two servers could read this request differently' },
+  unscoped: { status: 400, title: 'The request does not name its scope' },
+  unmatched: { status: 403, title: 'No route covers this write' },
+  busy: { status: 503, title: 'Older writes of this scope have not ended', retryAfter: 1 },
+  unavailable: { status: 503, title: 'Tokens cannot be recorded at the moment', retryAfter: 1 },
+  unreachable: { status: 502, title: 'The backend could not be reached' },
+  unknown: { status: 502, title: 'It is unknown whether the backend applied this write' },
+} as const satisfies Record<string, Entry>
+
+const PROBLEMS = {
+  'bad-request': { status: 400, title: 'The request is not well formed' },
+  'too-many-fields': { status: 431, title: 'The request has too many header fields' },
+  'http-version': { status: 505, title: 'This version of HTTP is not spoken here' },
+  'expectation-failed': { status: 417, title: 'This expectation cannot be met' },
+  'connect-refused': { status: 405, title: 'This is no tunnel' },
+  'trace-refused': { status: 405, title: 'TRACE is not answered here' },
+  'client-timeout': { status: 408, title: 'The request body did not arrive in time' },
+  'read-unreachable': { status: 502, title: 'The backend could not be reached' },
+  'read-failed': { status: 502, title: 'The backend did not answer properly' },
+  'read-timeout': { status: 504, title: 'The backend did not answer in time' },
+  stopping: { status: 503, title: 'The proxy is stopping', retryAfter: 1 },
+} as const satisfies Record<string, Entry>
+
+export interface AnswerDetails {
+  readonly requestId: string
+  readonly detail: string
+  /** Overrides the table's, where one result has several (`unknown`: 502 or 504). */
+  readonly status?: number
+  readonly scope?: string | undefined
+  readonly token?: Token | undefined
+  /** The scope's mark. */
+  readonly highest?: Token | undefined
+}
+
+/** Answers with a refusal of the fence. Does nothing where an answer has already begun. */
+export function refuse(
+  req: IncomingMessage,
+  res: ServerResponse,
+  result: Refusal,
+  details: AnswerDetails,
+): void {
+  write(req, res, result, REFUSALS[result], details, fencingFields(result, details.scope))
+}
+
+/** Answers a request that never came to the fence. */
+export function fail(
+  req: IncomingMessage,
+  res: ServerResponse,
+  problem: Problem,
+  details: AnswerDetails,
+): void {
+  write(req, res, problem, PROBLEMS[problem], details, [])
+}
+
+/** The same for a connection on which no request could be read: a whole response, as text. */
+export function rawFailure(problem: Problem, detail: string): string {
+  const { status, title } = PROBLEMS[problem]
+  const body = JSON.stringify({ type: typeOf(problem), title, status, detail })
+  return [
+    `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}`,
+    'Content-Type: application/problem+json',
+    `Content-Length: ${Buffer.byteLength(body)}`,
+    'Connection: close',
+    '',
+    body,
+  ].join('\r\n')
+}
+
+/** `Fencing-Result` and, where the scope is known, `Fencing-Scope`: names and values in turn. */
+export function fencingFields(result: Result, scope: string | undefined): string[] {
+  if (scope === undefined) return ['Fencing-Result', result]
+  return ['Fencing-Result', result, 'Fencing-Scope', encodeScope(scope)]
+}
+
+/** A scope as a field value: visible ASCII of a path as it is, all else and `%` percent-encoded as UTF-8. */
+export function encodeScope(scope: string): string {
+  return scope.replace(/[^A-Za-z0-9/._~!$&'()*+,;=:@-]+/g, encodeURIComponent)
+}
+
+function typeOf(name: string): string {
+  return `urn:fencing-proxy:problem:${name}`
+}
+
+function write(
+  req: IncomingMessage,
+  res: ServerResponse,
+  name: string,
+  entry: Entry,
+  { requestId, detail, status, scope, token, highest }: AnswerDetails,
+  fields: readonly string[],
+): void {
+  if (res.headersSent || res.destroyed) return
+  const body = JSON.stringify({
+    type: typeOf(name),
+    title: entry.title,
+    status: status ?? entry.status,
+    detail,
+    requestId,
+    scope,
+    token: token === undefined ? undefined : formatToken(token),
+    highest: highest === undefined ? undefined : formatToken(highest),
+  })
+  const head = [
+    'Content-Type', 'application/problem+json',
+    'Content-Length', Buffer.byteLength(body).toString(),
+    'Cache-Control', 'no-store',
+    'X-Request-Id', requestId,
+    ...fields,
+  ] // prettier-ignore
+  if (entry.retryAfter !== undefined) head.push('Retry-After', entry.retryAfter.toString())
+  dismissBody(req, res)
+  const code = status ?? entry.status
+  res.writeHead(code, STATUS_CODES[code] ?? '', head)
+  res.end(body)
+}
+
+/** Up to this much of an unread body is read and dropped, so that its connection can be kept. */
+const WORTH_READING = 64 * 1024
+/** How long a client may go on sending into a connection that was answered. */
+const LINGER_MS = 2_000
+
+/**
+ * Deals with a body that an early answer leaves unread. A small one is read and dropped. Otherwise
+ * the connection ends with this answer, but not at once: a connection that is closed while the
+ * client still sends is reset, and the reset can overtake the answer (RFC 9112, 9.6).
+ */
+export function dismissBody(req: IncomingMessage, res: ServerResponse): void {
+  const length = Number(req.headers['content-length'] ?? 0)
+  const chunked = req.headers['transfer-encoding'] !== undefined
+  if (req.complete || (length === 0 && !chunked)) return
+  const { socket } = req
+  const keep = !chunked && length <= WORTH_READING && req.headers.expect === undefined
+  if (!keep) {
+    res.shouldKeepAlive = false
+    // Node calls this once the last answer of a connection is written.
+    socket.destroySoon = () => socket.end()
+  }
+  res.once('finish', () => {
+    req.resume()
+    if (req.complete && keep) return
+    const timer = setTimeout(() => socket.destroy(), LINGER_MS)
+    req.once('close', () => {
+      clearTimeout(timer)
+      if (!keep) socket.destroy()
+    })
+  })
+}

@@ -1,0 +1,409 @@
+import { EventEmitter } from 'node:events'
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Socket } from 'node:net'
+import type { Readable } from 'node:stream'
+import { Pool, type Dispatcher } from 'undici'
+import { dismissBody } from './answer.ts'
+import { endToEnd } from './fields.ts'
+import type { Framing } from './framing.ts'
+
+/**
+ * One exchange with the backend, over undici's dispatch: fields, framing, timeouts, and above all
+ * how it ended, told exactly once. This is the only file that knows what carries an exchange.
+ *
+ * Why undici's dispatch and not the http-proxy package or fetch: it frames messages itself, sends
+ * each once, on one connection with nothing pipelined behind it, and its handler is told when the
+ * request was sent whole and how the exchange ended. http-proxy cannot say either, and forwards a
+ * chunked DELETE so that its body is executed as a second request (CVE-2026-29057).
+ */
+
+/** What to send, and for whom. */
+export interface Outgoing {
+  readonly req: IncomingMessage
+  readonly res: ServerResponse
+  /** The request target in origin-form, as it came. */
+  readonly path: string
+  readonly framing: Framing
+  /** Fields towards the backend, names and values in turn; hop-by-hop fields and framing left out. */
+  readonly fields: readonly string[]
+  /** Fields of our own on the answer, names and values in turn. */
+  readonly answerFields: readonly string[]
+  /**
+   * A write runs on when its client leaves after the body arrived whole, since its effect is under
+   * way and its end has to be known. A read is broken off.
+   */
+  readonly isWrite: boolean
+  /** An upgrade: the connection, and what came behind the head of the request. */
+  readonly upgrade?: { readonly socket: Socket; readonly head: Buffer }
+}
+
+/** How an exchange ended. `unsent`: nothing of it was sent. `unknown`: something was, and no whole response came. */
+export type Ending =
+  | { readonly kind: 'answered'; readonly status: number }
+  | {
+      readonly kind: 'unsent'
+      readonly why: 'unreachable' | 'overtaken' | 'left'
+      readonly cause?: Error
+    }
+  | { readonly kind: 'unknown'; readonly why: UnknownReason; readonly cause?: Error }
+
+export type UnknownReason =
+  /** The connection broke, or the response was cut short or not HTTP. */
+  | 'reset'
+  /** The backend was silent for `responseTimeout`, or, once a newer owner waited, took longer in all. */
+  | 'timeout'
+  /** Cut off by a newer owner before it was sent whole. */
+  | 'overtaken'
+  /** The client left in the middle of its body. */
+  | 'left'
+  /** The client stopped sending in the middle of its body. */
+  | 'client-timeout'
+
+export interface Exchange {
+  /**
+   * Resolves when the exchange is over, whether or not the client stayed; never rejects. The
+   * response has then been passed on, or, where it did not begin, is still to be written.
+   */
+  readonly ended: Promise<Ending>
+  /**
+   * A newer owner waits. A request that is not sent whole is cut off at once; otherwise the
+   * response is read as fast as the backend gives it, and for `responseTimeout` at the most.
+   */
+  overtake(): void
+}
+
+/** Carries exchanges. Tests put the known-bad in its place. */
+export interface Forwarder {
+  send(outgoing: Outgoing): Exchange
+  /** Breaks off what runs and closes every connection. */
+  close(): Promise<void>
+}
+
+export interface ForwardSettings {
+  /** Origin of the backend: `http://host:port`. */
+  readonly url: string
+  readonly responseTimeoutMs: number
+  readonly clientTimeoutMs: number
+  readonly maxConnections: number
+}
+
+/** To reach a backend that does not answer at all must not take longer than this. */
+const CONNECT_TIMEOUT_MS = 10_000
+
+/** @throws TypeError where `url` is no origin; the configuration has checked that. */
+export function createForwarder(settings: ForwardSettings): Forwarder {
+  const pool = new Pool(settings.url, {
+    connections: settings.maxConnections,
+    pipelining: 1,
+    // One timer per exchange, below, replaces undici's; its own are coarse and cannot be shared
+    // with the wait for a connection.
+    headersTimeout: 0,
+    bodyTimeout: 0,
+    connect: { timeout: Math.min(CONNECT_TIMEOUT_MS, settings.responseTimeoutMs) },
+  })
+  return {
+    send: (outgoing) => new PoolExchange(pool, outgoing, settings),
+    close: () => pool.destroy(),
+  }
+}
+
+/** Response bytes kept for the client of an overtaken write before it counts as not reading. */
+const OVERTAKEN_BUFFER = 1024 * 1024
+
+class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
+  readonly ended: Promise<Ending>
+  readonly #outgoing: Outgoing
+  readonly #settings: ForwardSettings
+  #resolve: (ending: Ending) => void = () => undefined
+  #abort: ((cause: Error) => void) | undefined
+  #upload: Upload | undefined
+
+  /** Something of the request was given to the connection; until then a stop is a clean one. */
+  #begun = false
+  #sentWhole = false
+  #over = false
+  #overtaken = false
+  /** The response is read and dropped. */
+  #discarding = false
+  #status = 0
+
+  /** How long the backend may be silent. */
+  readonly #silence: NodeJS.Timeout
+  /** Runs while the client does not read its response. */
+  #clientStall: NodeJS.Timeout | undefined
+  #resumeBackend: (() => void) | undefined
+
+  constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings) {
+    this.#outgoing = outgoing
+    this.#settings = settings
+    this.ended = new Promise((resolve) => (this.#resolve = resolve))
+    this.#silence = setTimeout(() => this.#onSilence(), settings.responseTimeoutMs)
+
+    const { req, res, framing } = outgoing
+    res.on('close', this.#onClientClose)
+    const fields = [...outgoing.fields]
+    let body: Readable | null = null
+    if (framing.kind === 'length') fields.push('content-length', framing.bytes.toString())
+    if (framing.kind === 'chunked' || (framing.kind === 'length' && framing.bytes > 0)) {
+      this.#upload = new Upload(req, settings.clientTimeoutMs, {
+        sends: () => {
+          this.#begun = true
+          this.#refreshSilence()
+        },
+        stalls: () => this.#breakOff({ kind: 'unknown', why: 'client-timeout' }),
+      })
+      body = this.#upload as EventEmitter as Readable
+    }
+    const { path } = outgoing
+    try {
+      pool.dispatch({ path, method: req.method ?? 'GET', headers: fields, body }, this)
+    } catch (error) {
+      this.#finish({ kind: 'unsent', why: 'unreachable', cause: asError(error) })
+    }
+    // A client that goes away while its request is queued for a connection. One that had finished
+    // sending before is only half closed, and waits for its answer.
+    if (this.#abort === undefined && !req.socket.readableEnded) {
+      req.socket.once('end', this.#onClientEnd)
+    }
+  }
+
+  overtake(): void {
+    if (this.#over) return
+    if (!this.#sentWhole) {
+      this.#breakOff(this.#cutShort('overtaken'))
+      return
+    }
+    this.#overtaken = true
+    this.#clearClientStall()
+    clearTimeout(this.#silence)
+    const deadline = setTimeout(
+      () => this.#breakOff({ kind: 'unknown', why: 'timeout' }),
+      this.#settings.responseTimeoutMs,
+    )
+    void this.ended.then(() => clearTimeout(deadline))
+    this.#keepUpOrDiscard()
+    this.#resumeBackend?.()
+  }
+
+  // What undici tells, in this order.
+
+  onConnect(abort: (cause?: Error) => void): void {
+    this.#outgoing.req.socket.off('end', this.#onClientEnd)
+    if (this.#over) {
+      // Overtaken or left while it was queued for a connection: nothing must be sent any more.
+      abort(new Error('the exchange is over'))
+      return
+    }
+    this.#abort = abort
+    this.#silence.refresh()
+    // The bytes of a request without a body leave in this very call; else with the first of the body.
+    if (this.#upload === undefined) this.#begun = true
+  }
+
+  onRequestSent(): void {
+    this.#sentWhole = true
+    this.#upload?.destroy()
+  }
+
+  onHeaders(status: number, rawFields: Buffer[], resume: () => void, statusText: string): boolean {
+    this.#refreshSilence()
+    if (this.#over || status < 200) return true
+    this.#status = status
+    this.#resumeBackend = resume
+    const { req, res, answerFields } = this.#outgoing
+    if (this.#discarding || res.destroyed) return true
+    if (!this.#sentWhole) dismissBody(req, res)
+    res.sendDate = false
+    res.writeHead(status, statusText, [...answerFields, ...endToEnd(latin1(rawFields), isOurs)])
+    return true
+  }
+
+  onData(chunk: Buffer): boolean {
+    this.#refreshSilence()
+    const { res } = this.#outgoing
+    if (this.#over || this.#discarding || res.destroyed) return true
+    if (res.write(chunk)) return true
+    if (this.#overtaken) {
+      this.#keepUpOrDiscard()
+      return true
+    }
+    this.#clientStall = setTimeout(() => this.#discard(), this.#settings.clientTimeoutMs)
+    res.once('drain', () => {
+      this.#clearClientStall()
+      this.#refreshSilence()
+      this.#resumeBackend?.()
+    })
+    return false
+  }
+
+  onComplete(): void {
+    if (!this.#discarding) this.#outgoing.res.end()
+    this.#finish({ kind: 'answered', status: this.#status })
+  }
+
+  onUpgrade(): void {
+    // No upgrade was asked for; undici reports an unasked one as an error.
+    this.#breakOff({ kind: 'unknown', why: 'reset' })
+  }
+
+  onError(cause: Error): void {
+    if (this.#begun) this.#finish({ kind: 'unknown', why: 'reset', cause })
+    else this.#finish({ kind: 'unsent', why: 'unreachable', cause })
+  }
+
+  // What the client and the clock do.
+
+  readonly #onClientClose = (): void => {
+    if (this.#over || this.#outgoing.res.writableFinished) return
+    // Its effect is under way: the exchange runs on, and its response is dropped.
+    if (this.#outgoing.isWrite && this.#sentWhole) this.#discard()
+    else this.#breakOff(this.#cutShort('left'))
+  }
+
+  readonly #onClientEnd = (): void => {
+    if (!this.#begun) this.#breakOff({ kind: 'unsent', why: 'left' })
+  }
+
+  #onSilence(): void {
+    if (this.#upload?.waitsForClient === true || this.#clientStall !== undefined) {
+      // Not the backend's silence: the client has a deadline of its own.
+      this.#silence.refresh()
+      return
+    }
+    if (this.#begun) this.#breakOff({ kind: 'unknown', why: 'timeout' })
+    else this.#breakOff({ kind: 'unsent', why: 'unreachable', cause: new Error('no connection') })
+  }
+
+  /** Once overtaken, one deadline counts, and no sign of life extends it. */
+  #refreshSilence(): void {
+    if (!this.#over && !this.#overtaken) this.#silence.refresh()
+  }
+
+  #cutShort(why: 'overtaken' | 'left'): Ending {
+    return this.#begun ? { kind: 'unknown', why } : { kind: 'unsent', why }
+  }
+
+  /** The client of an overtaken write must not hold the scope by reading slowly. */
+  #keepUpOrDiscard(): void {
+    if (this.#outgoing.res.writableLength > OVERTAKEN_BUFFER) this.#discard()
+  }
+
+  #discard(): void {
+    if (this.#discarding) return
+    this.#discarding = true
+    this.#clearClientStall()
+    this.#outgoing.res.destroy()
+    this.#resumeBackend?.()
+  }
+
+  #clearClientStall(): void {
+    clearTimeout(this.#clientStall)
+    this.#clientStall = undefined
+  }
+
+  #breakOff(ending: Ending): void {
+    this.#finish(ending)
+    this.#abort?.(new Error('broken off'))
+  }
+
+  #finish(ending: Ending): void {
+    if (this.#over) return
+    this.#over = true
+    clearTimeout(this.#silence)
+    this.#clearClientStall()
+    this.#upload?.destroy()
+    const { req, res } = this.#outgoing
+    res.off('close', this.#onClientClose)
+    req.socket.off('end', this.#onClientEnd)
+    // A response that was cut short must never look complete, not even where its end is the end of
+    // the connection (HTTP/1.0): reset, do not close.
+    if (ending.kind !== 'answered' && res.headersSent) req.socket.resetAndDestroy()
+    this.#resolve(ending)
+  }
+}
+
+/** Fields of the backend's answer that are the proxy's to say. */
+function isOurs(name: string): boolean {
+  return name.startsWith('fencing-') || name === 'x-request-id'
+}
+
+function latin1(fields: readonly Buffer[]): string[] {
+  return fields.map((field) => field.toString('latin1'))
+}
+
+function asError(thrown: unknown): Error {
+  return thrown instanceof Error ? thrown : new Error(String(thrown))
+}
+
+interface UploadEvents {
+  /** The first or a further part of the body, or its end, is about to be sent. */
+  sends(): void
+  /** The client sent nothing for too long, although it could have. */
+  stalls(): void
+}
+
+/**
+ * A request body on its way to undici, which wants a stream and destroys it when the exchange ends
+ * early. The request itself must not be destroyed then: its connection still owes an answer. So
+ * this stands between, with the few parts of a Readable that undici's writer uses.
+ */
+class Upload extends EventEmitter {
+  readonly #req: IncomingMessage
+  readonly #stallMs: number
+  readonly #events: UploadEvents
+  #stall: NodeJS.Timeout | undefined
+
+  constructor(req: IncomingMessage, stallMs: number, events: UploadEvents) {
+    super()
+    this.#req = req
+    this.#stallMs = stallMs
+    this.#events = events
+  }
+
+  get waitsForClient(): boolean {
+    return this.#stall !== undefined
+  }
+
+  resume(): this {
+    if (this.#stall !== undefined) return this
+    this.#stall = setTimeout(() => this.#events.stalls(), this.#stallMs)
+    if (this.#req.listenerCount('data') === 0) {
+      this.#req.on('data', this.#onData).once('end', this.#onEnd)
+    }
+    this.#req.resume()
+    return this
+  }
+
+  pause(): this {
+    this.#clearStall()
+    this.#req.pause()
+    return this
+  }
+
+  pipe(): never {
+    throw new Error('an upload is read by its events')
+  }
+
+  destroy(): this {
+    this.#clearStall()
+    this.#req.off('data', this.#onData).off('end', this.#onEnd)
+    return this
+  }
+
+  readonly #onData = (chunk: Buffer): void => {
+    this.#stall?.refresh()
+    this.#events.sends()
+    this.emit('data', chunk)
+  }
+
+  readonly #onEnd = (): void => {
+    this.#clearStall()
+    this.#events.sends()
+    this.emit('end')
+  }
+
+  #clearStall(): void {
+    clearTimeout(this.#stall)
+    this.#stall = undefined
+  }
+}

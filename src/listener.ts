@@ -1,0 +1,85 @@
+import { IncomingMessage, ServerResponse, createServer, type Server } from 'node:http'
+import type { Socket } from 'node:net'
+import { rawFailure } from './answer.ts'
+import type { Proxy } from './proxy.ts'
+
+/**
+ * The data port: a plain Node HTTP server with nothing between its parser and the proxy. What is
+ * set here is what Node's defaults would hide from the proxy or decide in its place.
+ */
+export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
+  /** The newest answer of each connection. */
+  const answers = new WeakMap<object, ServerResponse>()
+  const server = createServer({
+    IncomingMessage: Request,
+    headersTimeout: clientTimeoutMs,
+    // Between two reads of a body the proxy watches; a large upload may take as long as it needs.
+    requestTimeout: 0,
+    keepAliveTimeout: Math.max(clientTimeoutMs, 5_000),
+    connectionsCheckingInterval: Math.min(1_000, Math.ceil(clientTimeoutMs / 4)),
+    // The proxy looks at Host itself, and says what is wrong with it.
+    requireHostHeader: false,
+  })
+  // Keep every field: Node's default of 2000 entries drops the rest, but frames by it.
+  server.maxHeadersCount = 0
+  // A client that ends its side after the request still gets its answer. (Read by Node at run time.)
+  Object.assign(server, { httpAllowHalfOpen: true })
+
+  const take = (req: IncomingMessage, res: ServerResponse) => {
+    answers.set(req.socket, res)
+    void proxy.handle(req, res)
+  }
+  server.on('request', take)
+  server.on('checkContinue', take)
+  server.on('checkExpectation', take)
+  const takeSocket = (req: IncomingMessage, socket: Socket, head: Buffer) => {
+    // Node lets go of the connection here; answers are written as to any other request.
+    socket.on('error', () => socket.destroy())
+    const res = new ServerResponse(req)
+    res.assignSocket(socket)
+    res.shouldKeepAlive = false
+    res.once('finish', () => socket.end())
+    void proxy.handle(req, res, head)
+  }
+  server.on('upgrade', takeSocket)
+  server.on('connect', takeSocket)
+
+  server.on('clientError', (error: NodeJS.ErrnoException, socket) => {
+    // An answer can only be given where none is owed to an earlier request on this connection.
+    const answered = answers.get(socket)?.writableFinished ?? true
+    if (!answered || !socket.writable || error.code === 'ECONNRESET') {
+      socket.destroy()
+      return
+    }
+    const problem =
+      error.code === 'HPE_HEADER_OVERFLOW'
+        ? 'too-many-fields'
+        : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
+          ? 'client-timeout'
+          : 'bad-request'
+    socket.end(
+      rawFailure(
+        problem,
+        'The request is not HTTP/1.1 (RFC 9112), or its head is too long or too late.',
+      ),
+    )
+  })
+  return server
+}
+
+/**
+ * Only a WebSocket handshake is an upgrade; other `Upgrade` fields (h2c) are dropped and the request
+ * is an ordinary one. Node's parser sets `upgrade`, and asks again before it lets go of the connection.
+ */
+class Request extends IncomingMessage {
+  #upgrade: boolean | null = false
+
+  get upgrade(): boolean {
+    if (this.#upgrade !== true || this.method === 'CONNECT') return this.#upgrade === true
+    return this.method === 'GET' && this.headers.upgrade?.toLowerCase() === 'websocket'
+  }
+
+  set upgrade(upgrade: boolean | null) {
+    this.#upgrade = upgrade
+  }
+}

@@ -1,0 +1,33 @@
+import pino, { type DestinationStream, type Logger } from 'pino'
+
+/**
+ * The log: JSON lines on stdout, one `event` each. What is written is named field by field where
+ * it is logged; requests, headers and bodies are never handed over, so there is nothing to redact.
+ */
+export type Log = Logger
+
+export function createLog(level: string, destination: DestinationStream): Log {
+  return pino(
+    {
+      level,
+      base: null,
+      timestamp: pino.stdTimeFunctions.isoTime,
+      formatters: { level: (label) => ({ level: label }) },
+      serializers: { err: describe },
+    },
+    destination,
+  )
+}
+
+/** Stdout, written without blocking the event loop; `flush` before the process exits. */
+export function stdoutLog(level: string): { log: Log; flush: () => void } {
+  const destination = pino.destination({ dest: 1, sync: false })
+  return { log: createLog(level, destination), flush: () => destination.flushSync() }
+}
+
+/** An error as the log shows it: its words and its code, no stack. */
+function describe(error: unknown): unknown {
+  if (!(error instanceof Error)) return error
+  const code = 'code' in error ? error.code : undefined
+  return { type: error.name, message: error.message, code }
+}

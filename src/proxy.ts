@@ -1,0 +1,524 @@
+import { randomUUID } from 'node:crypto'
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import {
+  fail,
+  fencingFields,
+  refuse,
+  type AnswerDetails,
+  type Refusal,
+  type Result,
+} from './answer.ts'
+import { Fields } from './fields.ts'
+import type { Fence } from './fence.ts'
+import type { Ending, Forwarder, Outgoing } from './forward.ts'
+import { checkHead, type Framing } from './framing.ts'
+import { Write, type InFlight, type Turn } from './inflight.ts'
+import type { Log } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import { backendFields } from './outgoing.ts'
+import type { CompiledRoute, Routes } from './route.ts'
+import { formatToken, parseToken, type Token } from './token.ts'
+
+/**
+ * The life of a request. Everything that the proxy does to a write stands in `fenced`, in order;
+ * the other parts are called from here and do not call each other.
+ */
+
+export interface ProxyParts {
+  readonly routes: Routes
+  readonly unmatchedWrites: 'reject' | 'pass'
+  /** The field that carries the token, as configured. */
+  readonly tokenHeader: string
+  readonly fence: Fence
+  readonly inflight: InFlight
+  readonly forwarder: Forwarder
+  /** Carries upgraded connections. */
+  readonly tunnel: Forwarder
+  readonly metrics: Metrics
+  readonly log: Log
+}
+
+/** One request, as far as every step needs it. */
+interface Request {
+  readonly req: IncomingMessage
+  readonly res: ServerResponse
+  readonly method: string
+  readonly fields: Fields
+  readonly framing: Framing
+  readonly id: string
+  /** What came behind the head of an upgrade. */
+  readonly upgrade: Outgoing['upgrade']
+}
+
+/** What the fence decided and the answer has to say. */
+interface Mediated {
+  readonly result: Result
+  readonly route: string
+  readonly scope?: string
+  readonly token?: Token
+}
+
+export class Proxy {
+  readonly #parts: ProxyParts
+  readonly #tokenName: string
+  #stopping = false
+  #active = 0
+  #onQuiet: (() => void) | undefined
+
+  constructor(parts: ProxyParts) {
+    this.#parts = parts
+    this.#tokenName = parts.tokenHeader.toLowerCase()
+  }
+
+  /** Refuses every request from now on. Resolves when those under way have ended and nothing settles. */
+  async stop(): Promise<void> {
+    this.#stopping = true
+    if (this.#active > 0) await new Promise<void>((resolve) => (this.#onQuiet = resolve))
+    await this.#parts.fence.whenSettled()
+  }
+
+  /** Takes a request (or an upgrade, with what came behind its head) to its end. Never rejects. */
+  async handle(req: IncomingMessage, res: ServerResponse, upgradeHead?: Buffer): Promise<void> {
+    this.#active++
+    try {
+      // Pipelined requests are taken one after the other: they may depend on each other.
+      if (res.socket === null && !(await isNext(req, res))) return
+      await this.#serve(req, res, upgradeHead)
+    } catch (error) {
+      this.#parts.log.error(
+        { event: 'request_failed', err: error },
+        'a request failed in an unforeseen way',
+      )
+      req.socket.destroy()
+    } finally {
+      this.#active--
+      if (this.#active === 0) this.#onQuiet?.()
+    }
+  }
+
+  async #serve(req: IncomingMessage, res: ServerResponse, upgradeHead?: Buffer): Promise<void> {
+    const { routes } = this.#parts
+    const fields = new Fields(req.rawHeaders)
+    const id = requestId(fields)
+    const method = req.method ?? ''
+    const framing = checkHead(req.httpVersion, req.url ?? '', fields)
+    if (framing.kind === 'refused') {
+      const problem = framing.status === 431 ? 'too-many-fields' : framing.status === 505 ? 'http-version' : 'bad-request' // prettier-ignore
+      this.#count('none', 'refused')
+      res.shouldKeepAlive = false
+      fail(req, res, problem, { requestId: id, detail: framing.detail })
+      return
+    }
+    const upgrade = upgradeHead && { socket: req.socket, head: upgradeHead }
+    const request: Request = { req, res, method, fields, framing, id, upgrade }
+    if (this.#answeredHere(request)) return
+    if (this.#stopping) {
+      this.#refuse(request, 'unavailable', { route: 'none' })
+      return
+    }
+
+    const target = req.url ?? ''
+    const named = routes.resolve(upgrade === undefined ? method : 'POST', target, fields)
+    switch (named.kind) {
+      case 'read':
+        return this.#forwardRead(request, named.path)
+      case 'write':
+        return this.#fenced(request, named.path, named.route, named.scope)
+      case 'unmatched':
+        if (this.#parts.unmatchedWrites === 'reject') {
+          this.#refuse(request, 'unmatched', { route: 'none', detail: named.detail })
+          return
+        }
+        return this.#forward(request, named.path, { result: 'unmatched', route: 'none' })
+      case 'refused': {
+        const route = named.route?.label ?? 'none'
+        if (named.path !== undefined && this.#onlyObserves(named.route)) {
+          return this.#forward(request, named.path, { result: named.result, route })
+        }
+        this.#refuse(request, named.result, { route, detail: named.detail })
+        return
+      }
+      default:
+        named satisfies never
+    }
+  }
+
+  /** One write, in order. */
+  async #fenced(
+    request: Request,
+    path: string,
+    route: CompiledRoute,
+    scope: string,
+  ): Promise<void> {
+    const { fence, inflight } = this.#parts
+    const { label } = route
+    const observes = route.config.mode === 'observe'
+
+    // 1. Its scope is named. 2. Read the token.
+    const token = this.#readToken(request.fields)
+    if (typeof token === 'string') {
+      const passes = observes || (token === 'missing' && route.config.missingToken === 'pass')
+      if (passes) return this.#forward(request, path, { result: token, route: label, scope })
+      this.#refuse(request, token, {
+        route: label,
+        scope,
+        detail: `${DETAILS[token]} The field is ${this.#parts.tokenHeader}.`,
+      })
+      return
+    }
+    const mediated = { route: label, scope, token }
+
+    // 3. Decide and record: no answer below before the mark is on disk.
+    const write = new Write(scope, token, label, route.config.repeat === 'once')
+    const deciding = observes ? fence.observe(write) : fence.decide(write)
+    const decision =
+      deciding instanceof Promise ? await this.#wait(request, write, deciding, 'commit') : deciding
+    if (decision.verdict === 'stale')
+      this.#reportStale(request, path, route, write, decision.highest)
+    if (decision.verdict === 'left') {
+      this.#count(label, 'left')
+      return
+    }
+    if (observes) {
+      const result = decision.verdict === 'admitted' ? 'accepted' : decision.verdict
+      return this.#forward(request, path, { ...mediated, result })
+    }
+    if (decision.verdict !== 'admitted') {
+      const highest = 'highest' in decision ? decision.highest : undefined
+      this.#refuse(request, decision.verdict, { ...mediated, highest })
+      return
+    }
+
+    // 4. Barrier: older writes end first.
+    const turning = inflight.turn(write)
+    const turn =
+      turning instanceof Promise ? await this.#wait(request, write, turning, 'barrier') : turning
+    if (turn !== 'go') {
+      fence.giveBack(write)
+      this.#refuseTurn(request, write, turn, mediated)
+      return
+    }
+
+    // 5. Forward, once. 6. End, when the exchange with the backend is over.
+    this.#parts.metrics.inFlight.inc({ route: label })
+    let ending: Ending = { kind: 'unknown', why: 'reset' }
+    try {
+      ending = await this.#exchange(request, path, { ...mediated, result: 'accepted' }, write)
+    } finally {
+      this.#parts.metrics.inFlight.dec({ route: label })
+      inflight.end(write, ending.kind === 'unknown' ? 'unknown' : 'known')
+      if (ending.kind === 'unsent') fence.giveBack(write)
+    }
+    this.#reportEnding(request, write, ending)
+  }
+
+  /**
+   * Waits for a commit or at the barrier, with an eye on the client. A connection that breaks ends
+   * the wait. So does, at the barrier, one on which the client stops sending: it cannot be told from
+   * a client that left. One that had stopped by then is a client that half-closed at once after
+   * its request, and still gets its answer.
+   */
+  async #wait<T>(
+    { req, res }: Request,
+    write: Write,
+    outcome: Promise<T>,
+    where: 'commit' | 'barrier',
+  ): Promise<T> {
+    const { inflight, metrics } = this.#parts
+    const leave = () => inflight.leave(write)
+    const watchEnd = where === 'barrier' && !req.socket.readableEnded
+    res.once('close', leave)
+    if (watchEnd) req.socket.once('end', leave)
+    const labels = { route: write.route }
+    const since = performance.now()
+    metrics.waiting.inc(labels)
+    try {
+      return await outcome
+    } finally {
+      metrics.waiting.dec(labels)
+      if (where === 'barrier') metrics.barrierWait.observe((performance.now() - since) / 1000)
+      res.off('close', leave)
+      if (watchEnd) req.socket.off('end', leave)
+    }
+  }
+
+  /** A write that admission let in and the barrier did not let through. */
+  #refuseTurn(request: Request, write: Write, turn: Exclude<Turn, 'go'>, mediated: Mediated): void {
+    switch (turn) {
+      case 'stale':
+        this.#refuse(request, 'stale', { ...mediated, highest: write.overtakenBy })
+        return
+      case 'busy':
+        this.#parts.log.warn(
+          { event: 'barrier_timeout', ...logged(write), requestId: request.id },
+          'older writes of the scope did not end in time',
+        )
+        this.#refuse(request, 'busy', mediated)
+        return
+      case 'left':
+        this.#count(write.route, 'left')
+        return
+      default:
+        turn satisfies never
+    }
+  }
+
+  /** Sends a request to the backend and waits for the end of the exchange. Counts nothing. */
+  async #exchange(
+    request: Request,
+    path: string,
+    mediated: Mediated | undefined,
+    write?: Write,
+  ): Promise<Ending> {
+    const { forwarder, tunnel, metrics } = this.#parts
+    const { req, res, id, framing, upgrade, fields } = request
+    if (fields.has('expect')) res.writeContinue()
+    const result = mediated === undefined ? [] : fencingFields(mediated.result, mediated.scope)
+    const outgoing: Outgoing = {
+      req,
+      res,
+      path,
+      framing,
+      fields: backendFields(req, fields, {
+        requestId: id,
+        tokenHeader: this.#parts.tokenHeader,
+        token: mediated?.token,
+        scope: mediated?.scope,
+      }),
+      answerFields: ['X-Request-Id', id, ...result],
+      isWrite: write !== undefined,
+      ...(upgrade === undefined ? {} : { upgrade }),
+    }
+    const started = performance.now()
+    const exchange = (upgrade === undefined ? forwarder : tunnel).send(outgoing)
+    if (write !== undefined) write.onOvertaken = () => exchange.overtake()
+    const ending = await exchange.ended
+    const code = ending.kind === 'answered' ? ending.status.toString() : ending.why
+    metrics.upstreamSeconds.observe(
+      { route: mediated?.route ?? 'none', code },
+      (performance.now() - started) / 1000,
+    )
+    return ending
+  }
+
+  async #forwardRead(request: Request, path: string): Promise<void> {
+    const ending = await this.#exchange(request, path, undefined)
+    this.#count('none', 'read')
+    if (ending.kind === 'answered' || ending.why === 'left') return
+    const problem = ending.kind === 'unsent' ? 'read-unreachable' : ending.why === 'timeout' ? 'read-timeout' : ending.why === 'client-timeout' ? 'client-timeout' : 'read-failed' // prettier-ignore
+    fail(request.req, request.res, problem, {
+      requestId: request.id,
+      detail: 'Nothing was fenced: this was a read. It can be tried again.',
+    })
+  }
+
+  /** A write that configuration lets through without the barrier, whatever the fence said. */
+  async #forward(request: Request, path: string, mediated: Mediated): Promise<void> {
+    const ending = await this.#exchange(request, path, mediated, undefined)
+    if (ending.kind === 'answered') this.#count(mediated.route, mediated.result)
+    else this.#answerEnding(request, ending, mediated)
+  }
+
+  /** Tells the client, the log and the metrics how a fenced write ended. */
+  #reportEnding(request: Request, write: Write, ending: Ending): void {
+    const { log, metrics } = this.#parts
+    const { route, scope, token } = write
+    if (ending.kind === 'answered') {
+      this.#count(route, 'accepted')
+      return
+    }
+    if (ending.kind === 'unknown') {
+      metrics.unknownOutcomes.inc({ route, reason: ending.why })
+      log.warn(
+        {
+          event: 'outcome_unknown',
+          ...logged(write),
+          reason: ending.why,
+          requestId: request.id,
+          err: ending.cause,
+        },
+        'nobody knows whether the backend applied this write; newer owners wait until it has settled',
+      )
+    }
+    if (ending.why === 'overtaken') {
+      log.info(
+        {
+          event: 'superseded',
+          ...logged(write),
+          highest: write.overtakenBy === undefined ? undefined : formatToken(write.overtakenBy),
+          requestId: request.id,
+        },
+        'a write was cut off by a newer owner before it was sent whole',
+      )
+    }
+    this.#answerEnding(
+      request,
+      ending,
+      { result: 'accepted', route, scope, token },
+      write.overtakenBy,
+    )
+  }
+
+  #answerEnding(
+    request: Request,
+    ending: Exclude<Ending, { kind: 'answered' }>,
+    mediated: Mediated,
+    highest?: Token,
+  ): void {
+    switch (ending.why) {
+      case 'left':
+        this.#count(mediated.route, 'left')
+        return
+      case 'overtaken':
+        this.#refuse(request, 'superseded', { ...mediated, highest })
+        return
+      case 'unreachable':
+        this.#refuse(request, 'unreachable', mediated)
+        return
+      case 'reset':
+        this.#refuse(request, 'unknown', mediated)
+        return
+      case 'timeout':
+        this.#refuse(request, 'unknown', { ...mediated, status: 504 })
+        return
+      case 'client-timeout':
+        this.#refuse(request, 'unknown', { ...mediated, status: 408 })
+        return
+      default:
+        ending satisfies never
+    }
+  }
+
+  #reportStale(
+    { req, id }: Request,
+    path: string,
+    route: CompiledRoute,
+    write: Write,
+    highest: Token,
+  ): void {
+    const { mode } = route.config
+    this.#parts.metrics.staleWrites.inc({ route: route.label, mode })
+    this.#parts.log.warn(
+      {
+        event: 'stale_write',
+        mode,
+        ...logged(write),
+        highest: formatToken(highest),
+        method: req.method,
+        path: path.replace(/[?#].*/s, ''),
+        requestId: id,
+        remote: req.socket.remoteAddress,
+      },
+      mode === 'observe'
+        ? 'a stale write was forwarded: this route only observes'
+        : 'a stale write was refused',
+    )
+  }
+
+  /** What is answered here because it is not for the backend. */
+  #answeredHere(request: Request): boolean {
+    const { req, res, method, fields, id } = request
+    const expectation = fields.all('expect')
+    if (expectation.length > 1 || (expectation[0] ?? CONTINUE).toLowerCase() !== CONTINUE) {
+      fail(req, res, 'expectation-failed', {
+        requestId: id,
+        detail: 'Only "100-continue" can be expected.',
+      })
+    } else if (method === 'CONNECT') {
+      fail(req, res, 'connect-refused', {
+        requestId: id,
+        detail: 'CONNECT is refused: the backend is fixed.',
+      })
+    } else if (method === 'OPTIONS' && (req.url === '*' || fields.all('max-forwards')[0] === '0')) {
+      // RFC 9110, 7.6.2 and 9.3.7: the last recipient answers, for the server as a whole.
+      res.writeHead(204, ['X-Request-Id', id])
+      res.end()
+    } else if (method === 'TRACE' && fields.all('max-forwards')[0] === '0') {
+      fail(req, res, 'trace-refused', {
+        requestId: id,
+        detail: 'TRACE ends at the backend or not at all.',
+      })
+    } else return false
+    this.#count('none', 'answered')
+    return true
+  }
+
+  /** The one token of the request, or why there is none. */
+  #readToken(fields: Fields): Token | 'missing' | 'malformed' {
+    const values = fields.all(this.#tokenName)
+    if (values.length === 0) return 'missing'
+    if (values.length > 1) return 'malformed'
+    return parseToken(values[0] as string) ?? 'malformed'
+  }
+
+  /** Spelling refusals do not break traffic where no route enforces anything yet. */
+  #onlyObserves(route: CompiledRoute | undefined): boolean {
+    if (route !== undefined) return route.config.mode === 'observe'
+    return this.#parts.routes.all.every(({ config }) => config.mode === 'observe')
+  }
+
+  #refuse(
+    { req, res, id }: Request,
+    refusal: Refusal,
+    about: { route: string; detail?: string } & Partial<
+      Omit<AnswerDetails, 'requestId' | 'detail'>
+    >,
+  ): void {
+    const { route, detail = DETAILS[refusal], ...details } = about
+    this.#count(route, refusal)
+    refuse(req, res, refusal, { ...details, requestId: id, detail })
+  }
+
+  #count(route: string, result: Outcomes): void {
+    this.#parts.metrics.requests.inc({ route, result })
+  }
+}
+
+/** Values of the label `result` of `fencing_requests_total`. */
+type Outcomes =
+  | Result
+  /** Passed unfenced, as reads do. */
+  | 'read'
+  /** The client left before there was anything to answer. */
+  | 'left'
+  /** Not well formed; refused before anything else. */
+  | 'refused'
+  /** Answered by the proxy itself, such as `OPTIONS *`. */
+  | 'answered'
+
+/** What a client reads where nothing more specific is known: what happened, and the way to go on. */
+const DETAILS: Record<Refusal, string> = {
+  stale: 'The token is lower than the highest one recorded for this scope. Nothing was forwarded. Stop working on this scope; it has a newer owner.',
+  repeated: 'This route takes each token once, and a write with this one was already admitted.',
+  superseded: 'The upload was cut off. Stop working on this scope; it has a newer owner.',
+  missing: 'Writes to this route carry a fencing token. Nothing was forwarded.',
+  malformed: 'A token is N or G.N: decimal, each part from 0 to 9223372036854775807, without sign, blank or leading zero, in exactly one field. Nothing was forwarded.',
+  ambiguous: 'Spell the request so that it can be read in one way only. Nothing was forwarded.',
+  unscoped: 'The request lacks a value that its scope is made of, or has two. Nothing was forwarded.',
+  unmatched: 'No configured route covers this write. Nothing was forwarded.',
+  busy: 'An older write of this scope has not ended yet, or too many writes wait. Nothing was forwarded. The token is recorded; try again.',
+  unavailable: 'The token could not be recorded durably, or the proxy is stopping. Nothing was forwarded. Try again.',
+  unreachable: 'No connection to the backend. Nothing was sent. Try again.',
+  unknown: 'The write was sent at least in part and no whole answer came. It may or may not be applied. The same token may try again at once.',
+} // prettier-ignore
+
+const CONTINUE = '100-continue'
+
+/** The client's request id where it can be one, else a new one. */
+function requestId(fields: Fields): string {
+  const ids = fields.all('x-request-id')
+  const [id = ''] = ids
+  return ids.length === 1 && /^[\x21-\x7e]{1,128}$/.test(id) ? id : randomUUID()
+}
+
+/** Resolves when the answers to earlier requests on the connection are written; false if it closed before. */
+function isNext(req: IncomingMessage, res: ServerResponse): Promise<boolean> {
+  return new Promise((resolve) => {
+    res.once('socket', () => resolve(true))
+    req.once('close', () => resolve(false))
+  })
+}
+
+function logged({ route, scope, token }: Write): { route: string; scope: string; token: string } {
+  return { route, scope, token: formatToken(token) }
+}

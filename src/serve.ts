@@ -1,0 +1,223 @@
+import type { AddressInfo, Server } from 'node:net'
+import { createAdmin } from './admin/server.ts'
+import { monotonicClock, type Clock } from './clock.ts'
+import type { Config } from './config.ts'
+import { Fence } from './fence.ts'
+import { createForwarder, type Forwarder, type ForwardSettings } from './forward.ts'
+import { InFlight, type BarrierSettings } from './inflight.ts'
+import { createListener } from './listener.ts'
+import { stdoutLog, type Log } from './log.ts'
+import { createMetrics } from './metrics.ts'
+import { Proxy } from './proxy.ts'
+import { Routes } from './route.ts'
+import { openStore } from './store/open.ts'
+import { StoreError, type Store, type StoreEvents } from './store/store.ts'
+import { formatToken } from './token.ts'
+import { createTunnel } from './tunnel.ts'
+
+/** The start failed for a reason that an operator can mend; `message` says which and how. */
+export class StartError extends Error {
+  override readonly name = 'StartError'
+}
+
+export interface Running {
+  /** Where the ports really are, as `host:port`. */
+  readonly addresses: { readonly data: string; readonly admin: string }
+  /** Resolves when the process cannot go on. */
+  readonly died: Promise<Error>
+  /**
+   * Refuses new requests, waits for those under way and for what settles (`shutdownTimeout` at the
+   * most), records in the store whether all had ended, and closes. The same call however often.
+   */
+  close(): Promise<{ readonly clean: boolean }>
+}
+
+/** The parts that can be replaced from outside: tests put broken ones in their place. */
+export interface Builders {
+  log(level: string): { log: Log; flush: () => void }
+  clock: Clock
+  store(config: Config['store'], events: StoreEvents): Promise<{ store: Store; created: boolean }>
+  inflight(settings: BarrierSettings, clock: Clock): InFlight
+  forwarder(settings: ForwardSettings): Forwarder
+}
+
+const BUILDERS: Builders = {
+  log: stdoutLog,
+  clock: monotonicClock,
+  store: openStore,
+  inflight: (settings, clock) => new InFlight(settings, clock),
+  forwarder: createForwarder,
+}
+
+/** The composition root: config → store → fence → servers, and the same in reverse at the end. */
+export async function serve(config: Config, replaced: Partial<Builders> = {}): Promise<Running> {
+  const build = { ...BUILDERS, ...replaced }
+  const { clock } = build
+  const { log, flush } = build.log(config.log.level)
+  let die: (error: Error) => void = () => undefined
+  const died = new Promise<Error>((resolve) => (die = resolve))
+
+  const metrics = createMetrics({
+    scopes: () => store.scopes,
+    settlingScopes: () => inflight.settlingScopes,
+  })
+  const { store, created } = await openOrExplain(() =>
+    build.store(config.store, {
+      committed(seconds, calls) {
+        metrics.commitSeconds.observe(seconds)
+        metrics.commitBatchSize.observe(calls)
+      },
+      failed(error) {
+        metrics.storeErrors.inc()
+        log.error(
+          { event: 'store_error', err: error },
+          'the store failed; writes that need it are refused',
+        )
+      },
+      died: die,
+    }),
+  )
+  if (created) {
+    log.warn(
+      { event: 'store_created', path: config.store.path },
+      'a fresh store was created: it knows no marks. If there was one before, its marks are lost',
+    )
+  }
+  if (!store.stoppedCleanly) {
+    log.warn(
+      { event: 'unclean_start', settleMs: config.fence.settleMs },
+      'the last run did not stop cleanly: takeovers wait until what it left in flight has settled',
+    )
+  }
+
+  const inflight = build.inflight(config.fence, clock)
+  const fence = new Fence(store, inflight, config.fence, clock, {
+    takeover({ route, scope, token }, from) {
+      metrics.takeovers.inc({ route })
+      log.info(
+        { event: 'takeover', route, scope, from: formatToken(from), to: formatToken(token) },
+        'a newer owner took the scope over',
+      )
+    },
+  })
+  const forwarding: ForwardSettings = {
+    ...config.upstream,
+    clientTimeoutMs: config.clientTimeoutMs,
+  }
+  const forwarder = build.forwarder(forwarding)
+  const tunnel = createTunnel(forwarding)
+  const proxy = new Proxy({
+    routes: new Routes({
+      routes: config.routes,
+      tokenHeader: config.token.header.toLowerCase(),
+    }),
+    unmatchedWrites: config.unmatchedWrites,
+    tokenHeader: config.token.header,
+    fence,
+    inflight,
+    forwarder,
+    tunnel,
+    metrics,
+    log,
+  })
+  let stopping = false
+  const listener = createListener(proxy, config.clientTimeoutMs)
+  const admin = createAdmin({ store, fence, inflight, metrics, log, stopping: () => stopping })
+
+  const closeServers = async () => {
+    listener.closeAllConnections()
+    await Promise.all([
+      forwarder.close(),
+      tunnel.close(),
+      admin.close(),
+      new Promise((resolve) => (listener.listening ? listener.close(resolve) : resolve(undefined))),
+    ])
+  }
+  try {
+    await listen(listener, 'listen', config.listen)
+    await listen(admin.server, 'admin', config.admin, () => admin.ready())
+  } catch (error) {
+    await closeServers()
+    await store.close(store.stoppedCleanly)
+    throw error
+  }
+  const addresses = {
+    data: addressOf(listener.address()),
+    admin: addressOf(admin.server.address()),
+  }
+  log.info({ event: 'started', ...addresses, upstream: config.upstream.url }, 'fencing')
+
+  let closing: Promise<{ clean: boolean }> | undefined
+  const close = async () => {
+    stopping = true
+    log.info({ event: 'stopping' }, 'stopping: new requests are refused, those under way end')
+    listener.close()
+    const clean = await within(clock, config.shutdownTimeoutMs, proxy.stop())
+    await closeServers()
+    await store.close(clean)
+    log.info(
+      { event: 'stopped', clean },
+      clean
+        ? 'stopped; nothing is in flight'
+        : 'stopped with writes in flight: the next start settles',
+    )
+    flush()
+    return { clean }
+  }
+  return { addresses, died, close: () => (closing ??= close()) }
+}
+
+async function openOrExplain<T>(open: () => Promise<T>): Promise<T> {
+  try {
+    return await open()
+  } catch (error) {
+    if (error instanceof StoreError) throw new StartError(error.message)
+    throw error
+  }
+}
+
+async function listen(
+  server: Server,
+  key: 'listen' | 'admin',
+  { host, port }: Config['listen'],
+  prepare?: () => PromiseLike<unknown>,
+): Promise<void> {
+  await prepare?.()
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', (error: NodeJS.ErrnoException) => {
+      reject(new StartError(`${key}: ${host}:${port} ${reasonOf(error)}`))
+    })
+    server.listen(port, host, resolve)
+  })
+}
+
+function reasonOf(error: NodeJS.ErrnoException): string {
+  switch (error.code) {
+    case 'EADDRINUSE':
+      return 'is in use by another process; stop that one or choose another port'
+    case 'EACCES':
+      return 'may not be used by this user; choose a port above 1023'
+    case 'EADDRNOTAVAIL':
+    case 'ENOTFOUND':
+      return 'is no address of this machine'
+    default:
+      return `cannot be listened on: ${error.message}`
+  }
+}
+
+function addressOf(address: AddressInfo | string | null): string {
+  if (address === null || typeof address === 'string') return String(address)
+  const host = address.family === 'IPv6' ? `[${address.address}]` : address.address
+  return `${host}:${address.port}`
+}
+
+/** Whether `done` comes within `ms`. */
+function within(clock: Clock, ms: number, done: Promise<void>): Promise<boolean> {
+  return new Promise((resolve, reject) => {
+    const cancel = clock.after(ms, () => resolve(false))
+    done.then(() => {
+      cancel()
+      resolve(true)
+    }, reject)
+  })
+}
