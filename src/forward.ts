@@ -4,6 +4,7 @@ import type { Socket } from 'node:net'
 import type { Readable } from 'node:stream'
 import { Pool, type Dispatcher } from 'undici'
 import { dismissBody } from './answer.ts'
+import { onDeparture } from './departure.ts'
 import { endToEnd } from './fields.ts'
 import type { Framing } from './framing.ts'
 
@@ -132,6 +133,8 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   /** Runs while the client does not read its response. */
   #clientStall: NodeJS.Timeout | undefined
   #resumeBackend: (() => void) | undefined
+  /** While queued for a connection: looks out for the client's leaving. */
+  #stopWatching: (() => void) | undefined
 
   constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings) {
     this.#outgoing = outgoing
@@ -154,16 +157,20 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       })
       body = this.#upload as EventEmitter as Readable
     }
+    if (req.socket.destroyed) {
+      this.#finish({ kind: 'unsent', why: 'left' })
+      return
+    }
     const { path } = outgoing
     try {
       pool.dispatch({ path, method: req.method ?? 'GET', headers: fields, body }, this)
     } catch (error) {
       this.#finish({ kind: 'unsent', why: 'unreachable', cause: asError(error) })
     }
-    // A client that goes away while its request is queued for a connection. One that had finished
-    // sending before is only half closed, and waits for its answer.
-    if (this.#abort === undefined && !req.socket.readableEnded) {
-      req.socket.once('end', this.#onClientEnd)
+    if (this.#abort === undefined && !this.#over) {
+      this.#stopWatching = onDeparture(req.socket, () => {
+        if (!this.#begun) this.#breakOff({ kind: 'unsent', why: 'left' })
+      })
     }
   }
 
@@ -188,7 +195,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   // What undici tells, in this order.
 
   onConnect(abort: (cause?: Error) => void): void {
-    this.#outgoing.req.socket.off('end', this.#onClientEnd)
+    this.#stopWatching?.()
     if (this.#over) {
       // Overtaken or left while it was queued for a connection: nothing must be sent any more.
       abort(new Error('the exchange is over'))
@@ -214,7 +221,10 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (this.#discarding || res.destroyed) return true
     if (!this.#sentWhole) dismissBody(req, res)
     res.sendDate = false
-    res.writeHead(status, statusText, [...answerFields, ...endToEnd(latin1(rawFields), isOurs)])
+    res.writeHead(status, statusText, [
+      ...answerFields,
+      ...endToEnd(latin1(rawFields), status === 204 ? isOursOrLength : isOurs),
+    ])
     return true
   }
 
@@ -247,6 +257,12 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   }
 
   onError(cause: Error): void {
+    // undici misses the bytes that a Content-Length of a 304 or 204 speaks of; there are none to come
+    // (RFC 9112, 6.3), so with its head such an answer is whole.
+    if (this.#status === 204 || this.#status === 304) {
+      this.onComplete()
+      return
+    }
     if (this.#begun) this.#finish({ kind: 'unknown', why: 'reset', cause })
     else this.#finish({ kind: 'unsent', why: 'unreachable', cause })
   }
@@ -258,10 +274,6 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     // Its effect is under way: the exchange runs on, and its response is dropped.
     if (this.#outgoing.isWrite && this.#sentWhole) this.#discard()
     else this.#breakOff(this.#cutShort('left'))
-  }
-
-  readonly #onClientEnd = (): void => {
-    if (!this.#begun) this.#breakOff({ kind: 'unsent', why: 'left' })
   }
 
   #onSilence(): void {
@@ -292,13 +304,21 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (this.#discarding) return
     this.#discarding = true
     this.#clearClientStall()
-    this.#outgoing.res.destroy()
+    this.#breakClient()
     this.#resumeBackend?.()
   }
 
   #clearClientStall(): void {
     clearTimeout(this.#clientStall)
     this.#clientStall = undefined
+  }
+
+  /**
+   * A response that was cut short must never look complete, not even where its end is the end of
+   * the connection (HTTP/1.0): reset, do not close.
+   */
+  #breakClient(): void {
+    this.#outgoing.req.socket.resetAndDestroy()
   }
 
   #breakOff(ending: Ending): void {
@@ -312,12 +332,10 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     clearTimeout(this.#silence)
     this.#clearClientStall()
     this.#upload?.destroy()
-    const { req, res } = this.#outgoing
+    const { res } = this.#outgoing
     res.off('close', this.#onClientClose)
-    req.socket.off('end', this.#onClientEnd)
-    // A response that was cut short must never look complete, not even where its end is the end of
-    // the connection (HTTP/1.0): reset, do not close.
-    if (ending.kind !== 'answered' && res.headersSent) req.socket.resetAndDestroy()
+    this.#stopWatching?.()
+    if (ending.kind !== 'answered' && res.headersSent) this.#breakClient()
     this.#resolve(ending)
   }
 }
@@ -325,6 +343,11 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
 /** Fields of the backend's answer that are the proxy's to say. */
 function isOurs(name: string): boolean {
   return name.startsWith('fencing-') || name === 'x-request-id'
+}
+
+/** A 204 has no length (RFC 9110, 8.6); one that came all the same must not confuse the client. */
+function isOursOrLength(name: string): boolean {
+  return name === 'content-length' || isOurs(name)
 }
 
 function latin1(fields: readonly Buffer[]): string[] {

@@ -14,7 +14,7 @@ export type Framing =
 
 export type HeadProblem = {
   readonly kind: 'refused'
-  readonly status: 400 | 431 | 505
+  readonly problem: 'bad-request' | 'too-many-fields' | 'http-version'
   readonly detail: string
 }
 
@@ -35,12 +35,16 @@ export function checkHead(
   fields: Fields,
 ): Framing | HeadProblem {
   if (httpVersion !== '1.1' && httpVersion !== '1.0') {
-    return { kind: 'refused', status: 505, detail: 'This port speaks HTTP/1.1 and HTTP/1.0.' }
+    return {
+      kind: 'refused',
+      problem: 'http-version',
+      detail: 'This port speaks HTTP/1.1 and HTTP/1.0.',
+    }
   }
   if (fields.raw.length / 2 > MAX_FIELDS) {
     return {
       kind: 'refused',
-      status: 431,
+      problem: 'too-many-fields',
       detail: `The request has more than ${MAX_FIELDS} header fields.`,
     }
   }
@@ -102,5 +106,5 @@ function checkFraming(httpVersion: string, fields: Fields): Framing | HeadProble
 }
 
 function bad(detail: string): HeadProblem {
-  return { kind: 'refused', status: 400, detail }
+  return { kind: 'refused', problem: 'bad-request', detail }
 }

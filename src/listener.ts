@@ -72,14 +72,16 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
  * is an ordinary one. Node's parser sets `upgrade`, and asks again before it lets go of the connection.
  */
 class Request extends IncomingMessage {
-  #upgrade: boolean | null = false
+  /** Set from the constructor of IncomingMessage already, before a field of this class could be. */
+  declare asksForUpgrade: boolean | null
 
   get upgrade(): boolean {
-    if (this.#upgrade !== true || this.method === 'CONNECT') return this.#upgrade === true
+    if (this.asksForUpgrade !== true) return false
+    if (this.method === 'CONNECT') return true
     return this.method === 'GET' && this.headers.upgrade?.toLowerCase() === 'websocket'
   }
 
   set upgrade(upgrade: boolean | null) {
-    this.#upgrade = upgrade
+    this.asksForUpgrade = upgrade
   }
 }

@@ -84,7 +84,6 @@ function parseSegment(text: string): Segment | PatternMistake {
   return { kind: 'literal', text }
 }
 
-// eslint-disable-next-line no-control-regex
 const CONTROL = /[\u0000-\u001f\u007f-\u009f]/
 
 /** A name of a header field (RFC 9110, 5.1). */

@@ -8,6 +8,7 @@ import {
   type Refusal,
   type Result,
 } from './answer.ts'
+import { onDeparture } from './departure.ts'
 import { Fields } from './fields.ts'
 import type { Fence } from './fence.ts'
 import type { Ending, Forwarder, Outgoing } from './forward.ts'
@@ -50,12 +51,17 @@ interface Request {
   readonly upgrade: Outgoing['upgrade']
 }
 
-/** What the fence decided and the answer has to say. */
-interface Mediated {
-  readonly result: Result
+/** What is known of a request by now: in answers, logs and metrics. */
+interface Known {
+  /** The route's label. */
   readonly route: string
   readonly scope?: string
   readonly token?: Token
+}
+
+/** A write on its way to the backend, with what the fence made of it. */
+interface Mediated extends Known {
+  readonly result: Result
 }
 
 export class Proxy {
@@ -103,10 +109,9 @@ export class Proxy {
     const method = req.method ?? ''
     const framing = checkHead(req.httpVersion, req.url ?? '', fields)
     if (framing.kind === 'refused') {
-      const problem = framing.status === 431 ? 'too-many-fields' : framing.status === 505 ? 'http-version' : 'bad-request' // prettier-ignore
       this.#count('none', 'refused')
       res.shouldKeepAlive = false
-      fail(req, res, problem, { requestId: id, detail: framing.detail })
+      fail(req, res, framing.problem, { requestId: id, detail: framing.detail })
       return
     }
     const upgrade = upgradeHead && { socket: req.socket, head: upgradeHead }
@@ -166,7 +171,7 @@ export class Proxy {
       })
       return
     }
-    const mediated = { route: label, scope, token }
+    const known: Known = { route: label, scope, token }
 
     // 3. Decide and record: no answer below before the mark is on disk.
     const write = new Write(scope, token, label, route.config.repeat === 'once')
@@ -181,11 +186,11 @@ export class Proxy {
     }
     if (observes) {
       const result = decision.verdict === 'admitted' ? 'accepted' : decision.verdict
-      return this.#forward(request, path, { ...mediated, result })
+      return this.#forward(request, path, { ...known, result })
     }
     if (decision.verdict !== 'admitted') {
       const highest = 'highest' in decision ? decision.highest : undefined
-      this.#refuse(request, decision.verdict, { ...mediated, highest })
+      this.#refuse(request, decision.verdict, { ...known, highest })
       return
     }
 
@@ -195,7 +200,7 @@ export class Proxy {
       turning instanceof Promise ? await this.#wait(request, write, turning, 'barrier') : turning
     if (turn !== 'go') {
       fence.giveBack(write)
-      this.#refuseTurn(request, write, turn, mediated)
+      this.#refuseTurn(request, write, turn, known)
       return
     }
 
@@ -203,7 +208,11 @@ export class Proxy {
     this.#parts.metrics.inFlight.inc({ route: label })
     let ending: Ending = { kind: 'unknown', why: 'reset' }
     try {
-      ending = await this.#exchange(request, path, { ...mediated, result: 'accepted' }, write)
+      // The mark is looked at once more: it may have risen since the barrier opened.
+      ending =
+        write.overtakenBy === undefined
+          ? await this.#exchange(request, path, { ...known, result: 'accepted' }, write)
+          : { kind: 'unsent', why: 'overtaken' }
     } finally {
       this.#parts.metrics.inFlight.dec({ route: label })
       inflight.end(write, ending.kind === 'unknown' ? 'unknown' : 'known')
@@ -213,10 +222,8 @@ export class Proxy {
   }
 
   /**
-   * Waits for a commit or at the barrier, with an eye on the client. A connection that breaks ends
-   * the wait. So does, at the barrier, one on which the client stops sending: it cannot be told from
-   * a client that left. One that had stopped by then is a client that half-closed at once after
-   * its request, and still gets its answer.
+   * Waits for a commit or at the barrier, with an eye on the client: one that leaves is not waited
+   * for any longer, and its write is never sent.
    */
   async #wait<T>(
     { req, res }: Request,
@@ -226,9 +233,8 @@ export class Proxy {
   ): Promise<T> {
     const { inflight, metrics } = this.#parts
     const leave = () => inflight.leave(write)
-    const watchEnd = where === 'barrier' && !req.socket.readableEnded
     res.once('close', leave)
-    if (watchEnd) req.socket.once('end', leave)
+    const stopWatching = onDeparture(req.socket, leave)
     const labels = { route: write.route }
     const since = performance.now()
     metrics.waiting.inc(labels)
@@ -238,22 +244,22 @@ export class Proxy {
       metrics.waiting.dec(labels)
       if (where === 'barrier') metrics.barrierWait.observe((performance.now() - since) / 1000)
       res.off('close', leave)
-      if (watchEnd) req.socket.off('end', leave)
+      stopWatching()
     }
   }
 
   /** A write that admission let in and the barrier did not let through. */
-  #refuseTurn(request: Request, write: Write, turn: Exclude<Turn, 'go'>, mediated: Mediated): void {
+  #refuseTurn(request: Request, write: Write, turn: Exclude<Turn, 'go'>, known: Known): void {
     switch (turn) {
       case 'stale':
-        this.#refuse(request, 'stale', { ...mediated, highest: write.overtakenBy })
+        this.#refuse(request, 'stale', { ...known, highest: write.overtakenBy })
         return
       case 'busy':
         this.#parts.log.warn(
           { event: 'barrier_timeout', ...logged(write), requestId: request.id },
           'older writes of the scope did not end in time',
         )
-        this.#refuse(request, 'busy', mediated)
+        this.#refuse(request, 'busy', known)
         return
       case 'left':
         this.#count(write.route, 'left')
@@ -286,7 +292,7 @@ export class Proxy {
         scope: mediated?.scope,
       }),
       answerFields: ['X-Request-Id', id, ...result],
-      isWrite: write !== undefined,
+      isWrite: mediated !== undefined,
       ...(upgrade === undefined ? {} : { upgrade }),
     }
     const started = performance.now()
@@ -305,8 +311,7 @@ export class Proxy {
     const ending = await this.#exchange(request, path, undefined)
     this.#count('none', 'read')
     if (ending.kind === 'answered' || ending.why === 'left') return
-    const problem = ending.kind === 'unsent' ? 'read-unreachable' : ending.why === 'timeout' ? 'read-timeout' : ending.why === 'client-timeout' ? 'client-timeout' : 'read-failed' // prettier-ignore
-    fail(request.req, request.res, problem, {
+    fail(request.req, request.res, READ_PROBLEMS[ending.why], {
       requestId: request.id,
       detail: 'Nothing was fenced: this was a read. It can be tried again.',
     })
@@ -351,38 +356,33 @@ export class Proxy {
         'a write was cut off by a newer owner before it was sent whole',
       )
     }
-    this.#answerEnding(
-      request,
-      ending,
-      { result: 'accepted', route, scope, token },
-      write.overtakenBy,
-    )
+    this.#answerEnding(request, ending, { route, scope, token }, write.overtakenBy)
   }
 
   #answerEnding(
     request: Request,
     ending: Exclude<Ending, { kind: 'answered' }>,
-    mediated: Mediated,
+    known: Known,
     highest?: Token,
   ): void {
     switch (ending.why) {
       case 'left':
-        this.#count(mediated.route, 'left')
+        this.#count(known.route, 'left')
         return
       case 'overtaken':
-        this.#refuse(request, 'superseded', { ...mediated, highest })
+        this.#refuse(request, 'superseded', { ...known, highest })
         return
       case 'unreachable':
-        this.#refuse(request, 'unreachable', mediated)
+        this.#refuse(request, 'unreachable', known)
         return
       case 'reset':
-        this.#refuse(request, 'unknown', mediated)
+        this.#refuse(request, 'unknown', known)
         return
       case 'timeout':
-        this.#refuse(request, 'unknown', { ...mediated, status: 504 })
+        this.#refuse(request, 'unknown', { ...known, status: 504 })
         return
       case 'client-timeout':
-        this.#refuse(request, 'unknown', { ...mediated, status: 408 })
+        this.#refuse(request, 'unknown', { ...known, status: 408 })
         return
       default:
         ending satisfies never
@@ -501,6 +501,14 @@ const DETAILS: Record<Refusal, string> = {
   unreachable: 'No connection to the backend. Nothing was sent. Try again.',
   unknown: 'The write was sent at least in part and no whole answer came. It may or may not be applied. The same token may try again at once.',
 } // prettier-ignore
+
+const READ_PROBLEMS = {
+  unreachable: 'read-unreachable',
+  overtaken: 'read-failed',
+  reset: 'read-failed',
+  timeout: 'read-timeout',
+  'client-timeout': 'client-timeout',
+} as const
 
 const CONTINUE = '100-continue'
 

@@ -13,6 +13,9 @@ import type { Token } from '../token.ts'
  * then unchanged for every later call in this process, and the caller must treat the write as
  * refused. The store goes on: once the fault is gone (space is free again, the disk answers),
  * later calls succeed without a restart.
+ *
+ * Scopes are well-formed Unicode. A lone surrogate has no UTF-8 form: scopes that differ only in
+ * such units may share a mark.
  */
 export interface Store {
   /**
@@ -33,12 +36,16 @@ export interface Store {
    */
   raise(scope: string, token: Token, overlapping: boolean): Promise<Raised>
 
-  /** The mark of one scope as it is on disk, or undefined. Rejects with a `StoreError`. */
+  /**
+   * The mark of one scope as it is on disk, or undefined: no older than what the calls before this
+   * one made of it, perhaps newer. Rejects with a `StoreError`.
+   */
   read(scope: string): Promise<MarkRow | undefined>
 
   /**
-   * Marks in the order of their scopes' UTF-8 bytes: those whose scope begins with `prefix` and comes after `after`
-   * (exclusive; undefined: from the start), `limit` at most. Rejects with a `StoreError`.
+   * Marks in the order of their scopes' UTF-8 bytes: those whose scope begins with `prefix` and
+   * comes after `after` (exclusive; undefined: from the start), `limit` at most. Rejects with a
+   * `StoreError`.
    */
   list(prefix: string, after: string | undefined, limit: number): Promise<MarkRow[]>
 
@@ -47,7 +54,9 @@ export interface Store {
 
   /**
    * Ends the store after what was already asked of it. `clean` records that nothing was in flight
-   * and nothing settling. Later calls reject. Calling it again is the same call.
+   * and nothing settling. Later calls reject. Calling it again is the same call. Rejects with a
+   * `StoreError` where the end could not be recorded: the store is ended all the same, and the next
+   * start finds that it was not clean.
    */
   close(clean: boolean): Promise<void>
 }
@@ -76,7 +85,7 @@ export interface MarkRow {
 export interface StoreEvents {
   /** A commit reached the disk: how long it took, in seconds, and how many calls shared it. */
   committed(seconds: number, calls: number): void
-  /** A commit or a read failed. */
+  /** A commit or a read failed; one event for all calls that failed together for the same reason. */
   failed(error: StoreError): void
   /** The store's thread died; no later call can succeed. */
   died(error: StoreError): void

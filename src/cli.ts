@@ -1,0 +1,158 @@
+#!/usr/bin/env node
+/** The command line. Arguments, signals, standard streams and exit codes live here only. */
+import { existsSync, readFileSync } from 'node:fs'
+import { Command, CommanderError } from 'commander'
+import { stringify } from 'yaml'
+import { loadConfig, type Loaded } from './config.ts'
+import { formatMistake, MISSING } from './mistake.ts'
+import { serve, StartError, type Running } from './serve.ts'
+import type { Flags } from './sources.ts'
+
+/** What an exit code says to whoever started the process. */
+const CLEAN = 0
+/** While starting or running: a busy port, a locked store, writes left in flight. */
+const FAILED = 1
+/** The command line or the configuration is wrong. */
+const USAGE = 2
+
+const START = "npm start -- --upstream http://127.0.0.1:9000 --scope '/jobs/{job}/**'"
+
+const AFTER_HELP = `
+Example: in front of an HTTP API on port 9000, one scope for each job:
+  fencing-proxy serve --upstream http://127.0.0.1:9000 --scope '/jobs/{job}/**'
+  curl -X PUT -H 'Fencing-Token: 42' http://127.0.0.1:8080/jobs/17/state -d done
+
+Settings come from flags, environment variables (FENCING_PROXY_FENCE_SETTLE=5s is fence.settle),
+a file, and defaults, the first of these that gives one.
+Exit codes: ${CLEAN} clean stop, ${FAILED} failure while starting or running, ${USAGE} usage or configuration.`
+
+function commandLine(): Command {
+  const program = new Command('fencing-proxy')
+    .description(
+      'Stands in front of an HTTP API and lets a write through only while its fencing token is\n' +
+        'the newest of its scope, so that a worker that lost its lease can no longer write.',
+    )
+    .version(version())
+    .addHelpText('after', AFTER_HELP)
+    // Commander would exit with 1 for a wrong flag.
+    .exitOverride()
+  withSettings(program.command('serve').description('run the proxy')).action(runServe)
+  withSettings(
+    program
+      .command('check')
+      .description('print the complete effective configuration, or what is wrong with it'),
+  ).action(runCheck)
+  return program
+}
+
+interface SettingFlags extends Flags {
+  readonly config?: string
+}
+
+function withSettings(command: Command): Command {
+  return command
+    .option('--config <file>', 'YAML or JSON file (see config/full.yaml)')
+    .option('--upstream <url>', 'the backend, such as http://127.0.0.1:9000')
+    .option(
+      '--scope <pattern>',
+      "paths to fence, such as '/jobs/{job}/**'; may be repeated;\ntakes the place of every route in the file",
+      (pattern: string, earlier: string[] | undefined) => [...(earlier ?? []), pattern],
+    )
+    .option('--listen <host:port>', 'the data port (default: 0.0.0.0:8080)')
+    .option('--admin <host:port>', 'health, metrics, scopes (default: 127.0.0.1:9901)')
+    .option('--data <directory>', 'where the store is kept (default: data)')
+}
+
+async function runServe(flags: SettingFlags): Promise<void> {
+  const loaded = load(flags)
+  if (!loaded.ok) {
+    explainMistakes(loaded.mistakes)
+    process.exitCode = USAGE
+    return
+  }
+  // From here on, so that a signal while starting is not lost.
+  const stopped = firstStopSignal()
+  let running: Running
+  try {
+    running = await serve(loaded.config)
+  } catch (error) {
+    if (!(error instanceof StartError)) throw error
+    exit(FAILED, error.message)
+  }
+  const failure = await Promise.race([stopped, running.died])
+  if (failure instanceof Error) exit(FAILED, failure.message)
+  const end = await Promise.race([running.close(), running.died])
+  if (end instanceof Error) exit(FAILED, end.message)
+  if (end.clean) exit(CLEAN)
+  exit(
+    FAILED,
+    'stopped before every write had ended (shutdownTimeout): after the next start, newer owners wait until these writes have settled', // prettier-ignore
+  )
+}
+
+function runCheck(flags: SettingFlags): void {
+  const loaded = load(flags)
+  if (loaded.ok) {
+    process.stdout.write(stringify(loaded.settings, { lineWidth: 0 }))
+  } else {
+    explainMistakes(loaded.mistakes)
+    process.exitCode = USAGE
+  }
+}
+
+function load({ config, ...flags }: SettingFlags): Loaded {
+  return loadConfig({ file: config, env: process.env, flags })
+}
+
+function explainMistakes(mistakes: Extract<Loaded, { ok: false }>['mistakes']): void {
+  const number = mistakes.length === 1 ? 'a mistake' : `${mistakes.length} mistakes`
+  say(`${number} in the configuration; nothing was started`)
+  for (const mistake of mistakes) process.stderr.write(`  ${formatMistake(mistake)}\n`)
+  const missesRequired = mistakes.some(({ found }) => found === MISSING)
+  if (missesRequired) {
+    process.stderr.write(`What it needs is the backend's URL and what to fence. For example:\n  ${START}\n`) // prettier-ignore
+  }
+}
+
+/** Resolves at the first SIGTERM or SIGINT; a second one ends the process at once. */
+function firstStopSignal(): Promise<void> {
+  return new Promise((resolve) => {
+    let stopping = false
+    const onSignal = (signal: NodeJS.Signals) => {
+      if (stopping) exit(FAILED, `${signal} again: stopped at once, without waiting for writes`)
+      stopping = true
+      resolve()
+    }
+    process.on('SIGTERM', onSignal)
+    process.on('SIGINT', onSignal)
+  })
+}
+
+function say(message: string): void {
+  process.stderr.write(`fencing-proxy: ${message}\n`)
+}
+
+function exit(code: number, message?: string): never {
+  if (message !== undefined) say(message)
+  process.exit(code)
+}
+
+function version(): string {
+  // One level up from dist/, two from where tests build to.
+  const above = ['../package.json', '../../package.json'].map((up) => new URL(up, import.meta.url))
+  const file = above.find((url) => existsSync(url))
+  if (file === undefined) return 'unknown'
+  return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
+}
+
+process.on('uncaughtException', (error: unknown) => {
+  const message = error instanceof Error ? error.message : String(error)
+  exit(FAILED, `stopped by an unforeseen error: ${message.replace(/\s*\n\s*/g, ' ')}`)
+})
+
+try {
+  await commandLine().parseAsync()
+} catch (error) {
+  if (!(error instanceof CommanderError)) throw error
+  process.exitCode = error.exitCode === 0 ? CLEAN : USAGE
+}

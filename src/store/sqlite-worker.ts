@@ -1,0 +1,312 @@
+import { parentPort, workerData, type MessagePort } from 'node:worker_threads'
+import type { Database } from 'better-sqlite3'
+import { joinToken, splitToken, type Token } from '../token.ts'
+import { checkpoint, explain, openFile, type OpenedFile } from './sqlite-file.ts'
+import { StoreError, type MarkRow } from './store.ts'
+
+/**
+ * The thread in which SQLite lives, so that the event loop never waits for the disk.
+ *
+ * A batch is answered in three steps. Its raises are compared, in order, with the marks on disk and
+ * with what the raises before them will write. What has to be written is written in one transaction,
+ * with one fsync. Reads come last: they see what is on disk, whether or not the commit succeeded.
+ * Comparing stays outside of the transaction, because a page that cannot be read takes down the
+ * transaction in which it is read, and here only the call that asked for it.
+ */
+
+/** What crosses to the thread and back: tuples, which are cheaper to clone than objects. */
+export type Raise = readonly [scope: string, token: Token, overlapping: boolean]
+export type RaisedTuple = readonly [mark: Token, from: Token | undefined, overlapping: boolean]
+export type List = readonly [prefix: string, after: string | undefined, limit: number]
+
+export interface Batch {
+  readonly raises: readonly Raise[]
+  readonly probes: number
+  readonly reads: readonly string[]
+  readonly lists: readonly List[]
+}
+
+/** Why a call failed, in words. */
+export interface Failure {
+  readonly why: string
+}
+
+/** What became of a batch, call by call. */
+export interface Outcomes {
+  readonly raises: readonly (RaisedTuple | Failure)[]
+  /** The same for every probe of the batch. */
+  readonly probes: Failure | undefined
+  readonly reads: readonly (MarkRow | Failure | undefined)[]
+  readonly lists: readonly (MarkRow[] | Failure)[]
+  readonly scopes: number
+  /** Undefined where nothing had to be written, or where it could not be. */
+  readonly committed: Commit | undefined
+}
+
+export interface Commit {
+  readonly seconds: number
+  readonly calls: number
+}
+
+export type ToThread =
+  | { readonly ask: 'answer'; readonly batch: Batch }
+  | { readonly ask: 'close'; readonly clean: boolean }
+
+export type FromThread =
+  | {
+      readonly say: 'opened'
+      readonly created: boolean
+      readonly stoppedCleanly: boolean
+      readonly scopes: number
+    }
+  | { readonly say: 'refused'; readonly why: string }
+  | { readonly say: 'answered'; readonly outcomes: Outcomes }
+  /** The log could not be moved into the main file. No call is affected; it is tried again. */
+  | { readonly say: 'troubled'; readonly why: string }
+  | { readonly say: 'closed'; readonly failure: Failure | undefined }
+
+export interface ThreadData {
+  readonly path: string
+  readonly create: boolean
+}
+
+/** Rows written between two checkpoints; one page of 4 KiB each at worst, so the `-wal` stays small. */
+const CHECKPOINT_AFTER = 4000
+
+interface Mark {
+  readonly token: Token
+  readonly overlapping: boolean
+  /** The scope has no mark on disk yet. */
+  readonly isNew: boolean
+}
+
+class Marks {
+  readonly #db: Database
+  readonly #path: string
+  readonly #sql: ReturnType<typeof prepare>
+  #scopes: number
+  #writtenSinceCheckpoint = 0
+
+  constructor({ db, path }: OpenedFile) {
+    this.#db = db
+    this.#path = path
+    this.#sql = prepare(db)
+    this.#scopes = this.#sql.count.get() ?? 0
+  }
+
+  get scopes(): number {
+    return this.#scopes
+  }
+
+  answer({ raises, probes, reads, lists }: Batch): Outcomes {
+    return {
+      ...this.#write(raises, probes),
+      reads: reads.map((scope) => this.#attempt(() => this.#read(scope))),
+      lists: lists.map((list) => this.#attempt(() => this.#list(list))),
+      scopes: this.#scopes,
+    }
+  }
+
+  get isCheckpointDue(): boolean {
+    return this.#writtenSinceCheckpoint >= CHECKPOINT_AFTER
+  }
+
+  checkpoint(): Failure | undefined {
+    this.#writtenSinceCheckpoint = 0
+    return this.#failureOf(() => checkpoint(this.#db))
+  }
+
+  close(clean: boolean): Failure | undefined {
+    const failure = this.#failureOf(() => this.#sql.recordStop.run(clean ? 1 : 0))
+    this.#db.close()
+    return failure
+  }
+
+  #write(
+    raises: readonly Raise[],
+    probes: number,
+  ): Pick<Outcomes, 'raises' | 'probes' | 'committed'> {
+    const rising = new Map<string, Mark>()
+    const compared = raises.map((raise) => this.#attempt(() => this.#compare(raise, rising)))
+    if (rising.size === 0 && probes === 0) {
+      return { raises: compared, probes: undefined, committed: undefined }
+    }
+    const started = performance.now()
+    const unwritten = new Map<string, Failure>()
+    const failure = this.#failureOf(() => this.#commit(rising, probes > 0, unwritten))
+    if (this.#db.inTransaction) this.#sql.rollback.run()
+    const outcomes = compared.map((outcome, i) => {
+      const raise = raises[i] as Raise
+      const why = failure ?? unwritten.get(raise[0])
+      return why === undefined ? outcome : this.#attempt(() => this.#compareOnly(raise, why))
+    })
+    if (failure !== undefined) return { raises: outcomes, probes: failure, committed: undefined }
+    const calls = probes + outcomes.filter(hasRisen).length
+    const seconds = (performance.now() - started) / 1000
+    return { raises: outcomes, probes: undefined, committed: { seconds, calls } }
+  }
+
+  /** Compares with the mark as it will be once `rising` is written; adds to that what has to be. */
+  #compare([scope, token, overlapping]: Raise, rising: Map<string, Mark>): RaisedTuple {
+    const before = rising.get(scope) ?? this.#find(scope)
+    if (before !== undefined && token <= before.token) {
+      return [before.token, before.token, before.overlapping]
+    }
+    const after: Mark = {
+      token,
+      overlapping: overlapping && before !== undefined,
+      isNew: before?.isNew ?? true,
+    }
+    rising.set(scope, after)
+    return [token, before?.token, after.overlapping]
+  }
+
+  /** The outcome where nothing can be written: tokens up to the mark on disk need no commit. */
+  #compareOnly(raise: Raise, why: Failure): RaisedTuple | Failure {
+    const raised = this.#compare(raise, new Map())
+    return hasRisen(raised) ? why : raised
+  }
+
+  /** Writes all of `rising` but what SQLite refuses row by row, which goes to `unwritten`. */
+  #commit(
+    rising: ReadonlyMap<string, Mark>,
+    probe: boolean,
+    unwritten: Map<string, Failure>,
+  ): void {
+    const raisedAt = Date.now()
+    let added = 0
+    this.#sql.begin.run()
+    for (const [scope, { token, overlapping, isNew }] of rising) {
+      try {
+        const { generation, number } = splitToken(token)
+        this.#sql.write.run(scope, generation, number, raisedAt, overlapping ? 1 : 0)
+        if (isNew) added += 1
+      } catch (error) {
+        // Full disks and failing ones take the whole transaction with them.
+        if (!this.#db.inTransaction) throw error
+        unwritten.set(scope, this.#failure(error))
+      }
+    }
+    if (probe) this.#sql.probe.run()
+    this.#sql.commit.run()
+    this.#scopes += added
+    this.#writtenSinceCheckpoint += rising.size
+  }
+
+  #find(scope: string): Mark | undefined {
+    const row = this.#sql.find.get(scope)
+    if (row === undefined) return undefined
+    return { token: joinToken(row[0], row[1]), overlapping: row[2] === 1n, isNew: false }
+  }
+
+  #read(scope: string): MarkRow | undefined {
+    const row = this.#sql.read.get(scope)
+    return row === undefined ? undefined : markRow(row)
+  }
+
+  #list([prefix, after, limit]: List): MarkRow[] {
+    return this.#sql.list
+      .all({ prefix, after: after ?? null, limit })
+      .map(markRow)
+      .filter(({ scope }) => scope.startsWith(prefix))
+  }
+
+  #attempt<T>(act: () => T): T | Failure {
+    try {
+      return act()
+    } catch (error) {
+      return this.#failure(error)
+    }
+  }
+
+  #failureOf(act: () => void): Failure | undefined {
+    try {
+      act()
+      return undefined
+    } catch (error) {
+      return this.#failure(error)
+    }
+  }
+
+  #failure(error: unknown): Failure {
+    return { why: explain(error, this.#path) }
+  }
+}
+
+type MarkColumns = [generation: bigint, number: bigint, overlapping: bigint]
+type RowColumns = [scope: string, generation: bigint, number: bigint, raisedAt: bigint]
+
+function prepare(db: Database) {
+  return {
+    begin: db.prepare('BEGIN IMMEDIATE'),
+    commit: db.prepare('COMMIT'),
+    rollback: db.prepare('ROLLBACK'),
+    count: db.prepare<[], number>('SELECT count(*) FROM marks').pluck(),
+    find: db
+      .prepare<[string], MarkColumns>(
+        'SELECT generation, number, overlapping FROM marks WHERE scope = ?',
+      )
+      .raw()
+      .safeIntegers(),
+    write: db.prepare<[string, bigint, bigint, number, number]>(
+      `INSERT INTO marks (scope, generation, number, raised_at, overlapping) VALUES (?, ?, ?, ?, ?)
+       ON CONFLICT (scope) DO UPDATE SET generation = excluded.generation,
+         number = excluded.number, raised_at = excluded.raised_at, overlapping = excluded.overlapping`,
+    ),
+    // The value has to change: SQLite writes no page that stays as it is.
+    probe: db.prepare('UPDATE run SET probes = probes + 1'),
+    read: db
+      .prepare<[string], RowColumns>(
+        'SELECT scope, generation, number, raised_at FROM marks WHERE scope = ?',
+      )
+      .raw()
+      .safeIntegers(),
+    // Scopes that share a prefix lie together, so the first ones from `prefix` on are those, if any.
+    list: db
+      .prepare<[{ prefix: string; after: string | null; limit: number }], RowColumns>(
+        `SELECT scope, generation, number, raised_at FROM marks
+         WHERE scope >= max($prefix, ifnull($after, $prefix)) AND scope IS NOT $after
+         ORDER BY scope LIMIT $limit`,
+      )
+      .raw()
+      .safeIntegers(),
+    recordStop: db.prepare<[number]>('UPDATE run SET clean = ?, complete = 1'),
+  }
+}
+
+function markRow([scope, generation, number, raisedAt]: RowColumns): MarkRow {
+  return { scope, mark: joinToken(generation, number), raisedAt: Number(raisedAt) }
+}
+
+function hasRisen(outcome: RaisedTuple | Failure): boolean {
+  return !('why' in outcome) && outcome[0] !== outcome[1]
+}
+
+function run(port: MessagePort, { path, create }: ThreadData): void {
+  const tell = (message: FromThread) => port.postMessage(message)
+  let opened: OpenedFile
+  try {
+    opened = openFile(path, create)
+  } catch (error) {
+    if (!(error instanceof StoreError)) throw error
+    tell({ say: 'refused', why: error.message })
+    return
+  }
+  const marks = new Marks(opened)
+  const { created, stoppedCleanly } = opened
+  port.on('message', (message: ToThread) => {
+    if (message.ask === 'close') {
+      tell({ say: 'closed', failure: marks.close(message.clean) })
+      port.close()
+      return
+    }
+    tell({ say: 'answered', outcomes: marks.answer(message.batch) })
+    // After the answer: its callers need not wait for it.
+    if (!marks.isCheckpointDue) return
+    const failure = marks.checkpoint()
+    if (failure !== undefined) tell({ say: 'troubled', why: failure.why })
+  })
+  tell({ say: 'opened', created, stoppedCleanly, scopes: marks.scopes })
+}
+
+if (parentPort !== null) run(parentPort, workerData as ThreadData)
