@@ -18,19 +18,19 @@ const USAGE = 2
 const START = "npm start -- --upstream http://127.0.0.1:9000 --scope '/jobs/{job}/**'"
 
 const AFTER_HELP = `
-Example: in front of an HTTP API on port 9000, one scope for each job:
+Example: in front of an HTTP API on port 9000, where each job is a scope:
   fencing-proxy serve --upstream http://127.0.0.1:9000 --scope '/jobs/{job}/**'
-  curl -X PUT -H 'Fencing-Token: 42' http://127.0.0.1:8080/jobs/17/state -d done
+  curl -X PUT -H 'Fencing-Token: 42' http://127.0.0.1:8080/jobs/17 -d done
 
-Settings come from flags, environment variables (FENCING_PROXY_FENCE_SETTLE=5s is fence.settle),
-a file, and defaults, the first of these that gives one.
-Exit codes: ${CLEAN} clean stop, ${FAILED} failure while starting or running, ${USAGE} usage or configuration.`
+A setting comes from its flag, else from its environment variable (fence.settle
+is FENCING_PROXY_FENCE_SETTLE), else from the file, else it has its default.
+Exit codes: ${CLEAN} clean stop, ${FAILED} failure while starting or running, ${USAGE} usage or
+configuration.`
 
 function commandLine(): Command {
   const program = new Command('fencing-proxy')
     .description(
-      'Stands in front of an HTTP API and lets a write through only while its fencing token is\n' +
-        'the newest of its scope, so that a worker that lost its lease can no longer write.',
+      'Stands in front of an HTTP API and forwards a write only while its fencing token is the newest of its scope, so that a worker that has lost its lease can no longer write.', // prettier-ignore
     )
     .version(version())
     .addHelpText('after', AFTER_HELP)
@@ -55,7 +55,7 @@ function withSettings(command: Command): Command {
     .option('--upstream <url>', 'the backend, such as http://127.0.0.1:9000')
     .option(
       '--scope <pattern>',
-      "paths to fence, such as '/jobs/{job}/**'; may be repeated;\ntakes the place of every route in the file",
+      "paths to fence, such as '/jobs/{job}/**'; may be repeated; takes the place of every route in the file",
       (pattern: string, earlier: string[] | undefined) => [...(earlier ?? []), pattern],
     )
     .option('--listen <host:port>', 'the data port (default: 0.0.0.0:8080)')
@@ -108,10 +108,13 @@ function explainMistakes(mistakes: Extract<Loaded, { ok: false }>['mistakes']): 
   const number = mistakes.length === 1 ? 'a mistake' : `${mistakes.length} mistakes`
   say(`${number} in the configuration; nothing was started`)
   for (const mistake of mistakes) process.stderr.write(`  ${formatMistake(mistake)}\n`)
-  const missesRequired = mistakes.some(({ found }) => found === MISSING)
-  if (missesRequired) {
-    process.stderr.write(`What it needs is the backend's URL and what to fence. For example:\n  ${START}\n`) // prettier-ignore
-  }
+  const lacksNeeded = mistakes.some(
+    ({ path, found }) => found === MISSING && (path === 'upstream.url' || path === 'routes'),
+  )
+  if (!lacksNeeded) return
+  process.stderr.write(
+    `It needs the URL of the backend and what to fence. For example:\n  ${START}\n`,
+  )
 }
 
 /** Resolves at the first SIGTERM or SIGINT; a second one ends the process at once. */

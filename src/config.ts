@@ -150,6 +150,9 @@ const writeMethod = z
 /** What a target may hold in more readings than one, and what RFC 3986 has encoded in a path. */
 const ALLOWABLE = Array.from('/\\;?#%"<>[]^`{|}')
 
+/** Those that a target cannot hold even if they are encoded. */
+const REFUSED: readonly (typeof ALLOWABLE)[number][] = ['\\', ';', '?', '#']
+
 const route = mapping({
   path: pathPattern,
   methods: list(writeMethod, 'must be a list of methods; without it, every write').optional(),
@@ -180,10 +183,11 @@ const checkedRoute = route.superRefine(
     for (const segment of pattern.segments) {
       if (segment.kind === 'name') names.add(segment.name)
       if (segment.kind !== 'literal') continue
-      const refused = ['\\', ';', '?', '#'].find((c) => segment.text.includes(c) && !allow.some((a) => a === c)) // prettier-ignore
-      if (refused === undefined) continue
-      const message = `never matches: a target with ${refused} is refused, unless allow has it`
-      context.addIssue({ code: 'custom', path: ['path'], message })
+      for (const character of REFUSED) {
+        if (!segment.text.includes(character) || allow.includes(character)) continue
+        const message = `never matches: a target with ${character} is refused, unless allow has it`
+        context.addIssue({ code: 'custom', path: ['path'], message })
+      }
     }
 
     if (scope === undefined) {
@@ -234,8 +238,13 @@ const routes = list(checkedRoute, ROUTES).superRefine((all, context) => {
 
 // The whole
 
-/** Fields that frame, route or describe the message itself: no client can put a token there. */
-const TAKEN = /^(connection|content-.*|cookie|expect|fencing-(result|scope)|host|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|via|x-forwarded-.*|x-request-id)$/i // prettier-ignore
+/** Fields with which a message is framed, routed or described: no place for a token. */
+const TAKEN = [
+  ...['authorization', 'connection', 'content-.*', 'cookie', 'destination', 'expect'],
+  ...['fencing-(result|scope)', 'host', 'keep-alive', 'max-forwards', 'proxy-.*', 'te', 'trailer'],
+  ...['transfer-encoding', 'upgrade', 'via', 'x-forwarded-.*', 'x-request-id'],
+]
+const IS_TAKEN = new RegExp(`^(${TAKEN.join('|')})$`, 'i')
 const FIELD = 'must be the name of a header field with no other meaning, such as Fencing-Token'
 
 const STORE_PATH = 'must be the path of a file'
@@ -253,7 +262,7 @@ const Settings = mapping({
   token: mapping({
     header: z
       .string({ error: FIELD })
-      .refine((name) => FIELD_NAME.test(name) && !TAKEN.test(name), { error: FIELD })
+      .refine((name) => FIELD_NAME.test(name) && !IS_TAKEN.test(name), { error: FIELD })
       .default('Fencing-Token'),
   }).prefault({}),
   store: mapping({
@@ -365,15 +374,16 @@ function keysOf(schema: z.core.$ZodType, path: readonly string[] = []): Key[] {
 
 const KEYS = keysOf(Settings)
 
+function schemaBelow(schema: z.core.$ZodType, key: PropertyKey): z.core.$ZodType | undefined {
+  if (schema instanceof z.core.$ZodArray) return schema._zod.def.element
+  return shapeOf(schema)?.[String(key)]
+}
+
 /** The keys of the mapping at `path`. */
 function namesAt(path: readonly PropertyKey[]): string[] {
-  let schema = bare(Settings)
-  for (const key of path) {
-    const below = schema instanceof z.core.$ZodArray ? schema._zod.def.element : shapeOf(schema)?.[String(key)] // prettier-ignore
-    if (below === undefined) return []
-    schema = bare(below)
-  }
-  return Object.keys(shapeOf(schema) ?? {})
+  let schema: z.core.$ZodType | undefined = Settings
+  for (const key of path) schema = schema && schemaBelow(bare(schema), key)
+  return Object.keys((schema && shapeOf(bare(schema))) ?? {})
 }
 
 function explain(issue: z.core.$ZodIssue, given: Given): Mistake[] {
@@ -394,14 +404,17 @@ function explain(issue: z.core.$ZodIssue, given: Given): Mistake[] {
 function unknownKey(path: readonly PropertyKey[], given: Given): Mistake {
   const names = namesAt(path.slice(0, -1))
   const key = String(path.at(-1))
-  const near = nearest(key, names) ?? nearest(key, KEYS.map((known) => formatPath(known.path))) // prettier-ignore
+  const elsewhere = KEYS.map((known) => formatPath(known.path))
+  const near = nearest(key, names) ?? nearest(key, elsewhere)
   const hint = near === undefined ? '' : `did you mean ${near}? `
   const allowed = `unknown key; ${hint}known here are ${names.join(', ')}`
   return { path: formatPath(path), from: given.from(path), found: '', allowed }
 }
 
 function valueAt(settings: unknown, path: readonly PropertyKey[]): unknown {
-  return path.reduce<unknown>((value, key) => (isIndexable(value) ? value[key] : undefined), settings) // prettier-ignore
+  let value = settings
+  for (const key of path) value = isIndexable(value) ? value[key] : undefined
+  return value
 }
 
 function isIndexable(value: unknown): value is Record<PropertyKey, unknown> {

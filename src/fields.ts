@@ -84,16 +84,20 @@ const HOP_BY_HOP = new Set([
  */
 export function endToEnd(raw: readonly string[], drops: (name: string) => boolean): string[] {
   const kept: string[] = []
-  let options: string[] | undefined
+  let named: string[] | undefined
   for (let i = 0; i + 1 < raw.length; i += 2) {
     const name = raw[i] as string
+    const value = raw[i + 1] as string
     const lower = name.toLowerCase()
-    if (lower === 'connection') (options ??= []).push(...listItems([raw[i + 1] as string]))
+    if (lower === 'connection' && !USUAL_CONNECTION.has(value)) {
+      named = [...(named ?? []), ...listItems([value])]
+    }
     if (HOP_BY_HOP.has(lower) || drops(lower)) continue
-    kept.push(name, raw[i + 1] as string)
+    kept.push(name, value)
   }
-  // Nearly every message names nothing here, or what is gone already.
-  const named = options?.filter((option) => !HOP_BY_HOP.has(option) && option !== 'close')
-  if (named === undefined || named.length === 0) return kept
+  if (named === undefined) return kept
   return kept.filter((_, i) => !named.includes((kept[i - (i % 2)] as string).toLowerCase()))
 }
+
+/** Nearly every message has one of these, which names no field. */
+const USUAL_CONNECTION = new Set(['keep-alive', 'Keep-Alive', 'close'])

@@ -25,8 +25,8 @@ export interface Outgoing {
   /** The request target in origin-form, as it came. */
   readonly path: string
   readonly framing: Framing
-  /** Fields towards the backend, names and values in turn; hop-by-hop fields and framing left out. */
-  readonly fields: readonly string[]
+  /** Fields towards the backend, names and values in turn, without hop-by-hop fields and framing. Handed over. */
+  readonly fields: string[]
   /** Fields of our own on the answer, names and values in turn. */
   readonly answerFields: readonly string[]
   /**
@@ -111,6 +111,9 @@ export function createForwarder(settings: ForwardSettings): Forwarder {
 /** Response bytes kept for the client of an overtaken write before it counts as not reading. */
 const OVERTAKEN_BUFFER = 1024 * 1024
 
+/** What an exchange waits for, and so whose silence ends it. */
+type Awaited = 'backend' | 'client-body' | 'client-read'
+
 class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   readonly ended: Promise<Ending>
   readonly #outgoing: Outgoing
@@ -118,59 +121,48 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #resolve: (ending: Ending) => void = () => undefined
   #abort: ((cause: Error) => void) | undefined
   #upload: Upload | undefined
+  #resumeBackend: (() => void) | undefined
+  /** While queued for a connection: looks out for the client's leaving. */
+  #stopWatching: (() => void) | undefined
 
   /** Something of the request was given to the connection; until then a stop is a clean one. */
   #begun = false
   #sentWhole = false
   #over = false
-  #overtaken = false
   /** The response is read and dropped. */
   #discarding = false
   #status = 0
 
-  /** How long the backend may be silent. */
-  readonly #silence: NodeJS.Timeout
-  /** Runs while the client does not read its response. */
-  #clientStall: NodeJS.Timeout | undefined
-  #resumeBackend: (() => void) | undefined
-  /** While queued for a connection: looks out for the client's leaving. */
-  #stopWatching: (() => void) | undefined
+  // One timer serves every wait: signs of life only note the time, and the timer looks at it.
+  #timer: NodeJS.Timeout
+  #awaited: Awaited = 'backend'
+  #lastSign = performance.now()
+  /** Once overtaken: the end, whatever happens. */
+  #deadline = Infinity
 
   constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings) {
     this.#outgoing = outgoing
     this.#settings = settings
     this.ended = new Promise((resolve) => (this.#resolve = resolve))
-    this.#silence = setTimeout(() => this.#onSilence(), settings.responseTimeoutMs)
+    this.#timer = setTimeout(this.#look, settings.responseTimeoutMs)
 
-    const { req, res, framing } = outgoing
-    res.on('close', this.#onClientClose)
-    const fields = [...outgoing.fields]
-    let body: Readable | null = null
-    if (framing.kind === 'length') fields.push('content-length', framing.bytes.toString())
-    if (framing.kind === 'chunked' || (framing.kind === 'length' && framing.bytes > 0)) {
-      this.#upload = new Upload(req, settings.clientTimeoutMs, {
-        sends: () => {
-          this.#begun = true
-          this.#refreshSilence()
-        },
-        stalls: () => this.#breakOff({ kind: 'unknown', why: 'client-timeout' }),
-      })
-      body = this.#upload as EventEmitter as Readable
-    }
+    const { req, res, path, framing, fields } = outgoing
     if (req.socket.destroyed) {
       this.#finish({ kind: 'unsent', why: 'left' })
       return
     }
-    const { path } = outgoing
+    res.on('close', this.#onClientClose)
+    let body: Readable | null = null
+    if (framing.kind === 'length') fields.push('Content-Length', framing.bytes.toString())
+    if (framing.kind === 'chunked' || (framing.kind === 'length' && framing.bytes > 0)) {
+      this.#upload = new Upload(req, this)
+      body = this.#upload as EventEmitter as Readable
+    }
     try {
-      pool.dispatch({ path, method: req.method ?? 'GET', headers: fields, body }, this)
+      const free = pool.dispatch({ path, method: req.method ?? 'GET', headers: fields, body }, this)
+      if (!free && this.#abort === undefined) this.#watchQueued()
     } catch (error) {
       this.#finish({ kind: 'unsent', why: 'unreachable', cause: asError(error) })
-    }
-    if (this.#abort === undefined && !this.#over) {
-      this.#stopWatching = onDeparture(req.socket, () => {
-        if (!this.#begun) this.#breakOff({ kind: 'unsent', why: 'left' })
-      })
     }
   }
 
@@ -180,14 +172,8 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       this.#breakOff(this.#cutShort('overtaken'))
       return
     }
-    this.#overtaken = true
-    this.#clearClientStall()
-    clearTimeout(this.#silence)
-    const deadline = setTimeout(
-      () => this.#breakOff({ kind: 'unknown', why: 'timeout' }),
-      this.#settings.responseTimeoutMs,
-    )
-    void this.ended.then(() => clearTimeout(deadline))
+    this.#deadline = performance.now() + this.#settings.responseTimeoutMs
+    this.#lookIn(this.#settings.responseTimeoutMs)
     this.#keepUpOrDiscard()
     this.#resumeBackend?.()
   }
@@ -202,7 +188,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       return
     }
     this.#abort = abort
-    this.#silence.refresh()
+    this.#lastSign = performance.now()
     // The bytes of a request without a body leave in this very call; else with the first of the body.
     if (this.#upload === undefined) this.#begun = true
   }
@@ -210,10 +196,11 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   onRequestSent(): void {
     this.#sentWhole = true
     this.#upload?.destroy()
+    this.#await('backend')
   }
 
   onHeaders(status: number, rawFields: Buffer[], resume: () => void, statusText: string): boolean {
-    this.#refreshSilence()
+    this.#lastSign = performance.now()
     if (this.#over || status < 200) return true
     this.#status = status
     this.#resumeBackend = resume
@@ -221,26 +208,21 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (this.#discarding || res.destroyed) return true
     if (!this.#sentWhole) dismissBody(req, res)
     res.sendDate = false
-    res.writeHead(status, statusText, [
-      ...answerFields,
-      ...endToEnd(latin1(rawFields), status === 204 ? isOursOrLength : isOurs),
-    ])
+    res.writeHead(status, statusText, answerFields.concat(passedOn(status, rawFields)))
     return true
   }
 
   onData(chunk: Buffer): boolean {
-    this.#refreshSilence()
+    this.#lastSign = performance.now()
     const { res } = this.#outgoing
-    if (this.#over || this.#discarding || res.destroyed) return true
-    if (res.write(chunk)) return true
-    if (this.#overtaken) {
+    if (this.#over || this.#discarding || res.destroyed || res.write(chunk)) return true
+    if (this.#deadline !== Infinity) {
       this.#keepUpOrDiscard()
       return true
     }
-    this.#clientStall = setTimeout(() => this.#discard(), this.#settings.clientTimeoutMs)
+    this.#await('client-read')
     res.once('drain', () => {
-      this.#clearClientStall()
-      this.#refreshSilence()
+      this.#await('backend')
       this.#resumeBackend?.()
     })
     return false
@@ -267,28 +249,77 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     else this.#finish({ kind: 'unsent', why: 'unreachable', cause })
   }
 
+  // What the upload tells.
+
+  /** Whether the upload can take more from the client. */
+  uploadWaits(waits: boolean): void {
+    if (!this.#sentWhole) this.#await(waits ? 'client-body' : 'backend')
+  }
+
+  /** The first or a further part of the body, or its end, is about to be sent. */
+  uploadSends(): void {
+    this.#begun = true
+    this.#lastSign = performance.now()
+  }
+
   // What the client and the clock do.
 
   readonly #onClientClose = (): void => {
-    if (this.#over || this.#outgoing.res.writableFinished) return
+    if (this.#over) return
     // Its effect is under way: the exchange runs on, and its response is dropped.
     if (this.#outgoing.isWrite && this.#sentWhole) this.#discard()
     else this.#breakOff(this.#cutShort('left'))
   }
 
-  #onSilence(): void {
-    if (this.#upload?.waitsForClient === true || this.#clientStall !== undefined) {
-      // Not the backend's silence: the client has a deadline of its own.
-      this.#silence.refresh()
-      return
-    }
-    if (this.#begun) this.#breakOff({ kind: 'unknown', why: 'timeout' })
-    else this.#breakOff({ kind: 'unsent', why: 'unreachable', cause: new Error('no connection') })
+  /** A request that is queued for a connection is never sent when its client leaves. */
+  #watchQueued(): void {
+    this.#stopWatching = onDeparture(this.#outgoing.req.socket, () => {
+      if (!this.#begun) this.#breakOff({ kind: 'unsent', why: 'left' })
+    })
   }
 
-  /** Once overtaken, one deadline counts, and no sign of life extends it. */
-  #refreshSilence(): void {
-    if (!this.#over && !this.#overtaken) this.#silence.refresh()
+  #await(awaited: Awaited): void {
+    this.#awaited = awaited
+    this.#lastSign = performance.now()
+    // The client may have to be quicker than the backend, which the timer was set for.
+    const { clientTimeoutMs, responseTimeoutMs } = this.#settings
+    if (awaited !== 'backend' && clientTimeoutMs < responseTimeoutMs) this.#lookIn(clientTimeoutMs)
+  }
+
+  #lookIn(ms: number): void {
+    if (this.#over) return
+    clearTimeout(this.#timer)
+    // A timer may fire up to a millisecond early.
+    this.#timer = setTimeout(this.#look, ms + 1)
+  }
+
+  readonly #look = (): void => {
+    const { clientTimeoutMs, responseTimeoutMs } = this.#settings
+    const allowed = this.#awaited === 'backend' ? responseTimeoutMs : clientTimeoutMs
+    const end = Math.min(this.#lastSign + allowed, this.#deadline)
+    const left = end - performance.now()
+    if (left > 0) this.#lookIn(left)
+    else if (end === this.#deadline) this.#breakOff({ kind: 'unknown', why: 'timeout' })
+    else this.#onSilence()
+  }
+
+  #onSilence(): void {
+    switch (this.#awaited) {
+      case 'client-body':
+        this.#breakOff({ kind: 'unknown', why: 'client-timeout' })
+        return
+      case 'client-read':
+        this.#discard()
+        return
+      case 'backend': {
+        const cause = new Error('no connection in time')
+        if (this.#begun) this.#breakOff({ kind: 'unknown', why: 'timeout' })
+        else this.#breakOff({ kind: 'unsent', why: 'unreachable', cause })
+        return
+      }
+      default:
+        this.#awaited satisfies never
+    }
   }
 
   #cutShort(why: 'overtaken' | 'left'): Ending {
@@ -300,17 +331,14 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (this.#outgoing.res.writableLength > OVERTAKEN_BUFFER) this.#discard()
   }
 
+  /** The client gets no more of the response; what the backend still sends is read and dropped. */
   #discard(): void {
     if (this.#discarding) return
     this.#discarding = true
-    this.#clearClientStall()
     this.#breakClient()
-    this.#resumeBackend?.()
-  }
-
-  #clearClientStall(): void {
-    clearTimeout(this.#clientStall)
-    this.#clientStall = undefined
+    this.#await('backend')
+    if (this.#outgoing.isWrite) this.#resumeBackend?.()
+    else this.#breakOff({ kind: 'unknown', why: 'left' })
   }
 
   /**
@@ -329,20 +357,25 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #finish(ending: Ending): void {
     if (this.#over) return
     this.#over = true
-    clearTimeout(this.#silence)
-    this.#clearClientStall()
+    clearTimeout(this.#timer)
     this.#upload?.destroy()
+    this.#stopWatching?.()
     const { res } = this.#outgoing
     res.off('close', this.#onClientClose)
-    this.#stopWatching?.()
     if (ending.kind !== 'answered' && res.headersSent) this.#breakClient()
     this.#resolve(ending)
   }
 }
 
-/** Fields of the backend's answer that are the proxy's to say. */
+/** The fields of the backend's answer that go on to the client, names and values in turn. */
+function passedOn(status: number, rawFields: readonly Buffer[]): string[] {
+  const fields = rawFields.map((field) => field.toString('latin1'))
+  return endToEnd(fields, status === 204 ? isOursOrLength : isOurs)
+}
+
+/** What the proxy alone says. */
 function isOurs(name: string): boolean {
-  return name.startsWith('fencing-') || name === 'x-request-id'
+  return name === 'x-request-id' || name.startsWith('fencing-')
 }
 
 /** A 204 has no length (RFC 9110, 8.6); one that came all the same must not confuse the client. */
@@ -350,19 +383,8 @@ function isOursOrLength(name: string): boolean {
   return name === 'content-length' || isOurs(name)
 }
 
-function latin1(fields: readonly Buffer[]): string[] {
-  return fields.map((field) => field.toString('latin1'))
-}
-
 function asError(thrown: unknown): Error {
   return thrown instanceof Error ? thrown : new Error(String(thrown))
-}
-
-interface UploadEvents {
-  /** The first or a further part of the body, or its end, is about to be sent. */
-  sends(): void
-  /** The client sent nothing for too long, although it could have. */
-  stalls(): void
 }
 
 /**
@@ -372,33 +394,27 @@ interface UploadEvents {
  */
 class Upload extends EventEmitter {
   readonly #req: IncomingMessage
-  readonly #stallMs: number
-  readonly #events: UploadEvents
-  #stall: NodeJS.Timeout | undefined
+  readonly #exchange: PoolExchange
+  #listens = false
 
-  constructor(req: IncomingMessage, stallMs: number, events: UploadEvents) {
+  constructor(req: IncomingMessage, exchange: PoolExchange) {
     super()
     this.#req = req
-    this.#stallMs = stallMs
-    this.#events = events
-  }
-
-  get waitsForClient(): boolean {
-    return this.#stall !== undefined
+    this.#exchange = exchange
   }
 
   resume(): this {
-    if (this.#stall !== undefined) return this
-    this.#stall = setTimeout(() => this.#events.stalls(), this.#stallMs)
-    if (this.#req.listenerCount('data') === 0) {
-      this.#req.on('data', this.#onData).once('end', this.#onEnd)
+    if (!this.#listens) {
+      this.#listens = true
+      this.#req.on('data', this.#onData).on('end', this.#onEnd)
     }
+    this.#exchange.uploadWaits(true)
     this.#req.resume()
     return this
   }
 
   pause(): this {
-    this.#clearStall()
+    this.#exchange.uploadWaits(false)
     this.#req.pause()
     return this
   }
@@ -408,25 +424,18 @@ class Upload extends EventEmitter {
   }
 
   destroy(): this {
-    this.#clearStall()
-    this.#req.off('data', this.#onData).off('end', this.#onEnd)
+    if (this.#listens) this.#req.off('data', this.#onData).off('end', this.#onEnd)
+    this.#listens = false
     return this
   }
 
   readonly #onData = (chunk: Buffer): void => {
-    this.#stall?.refresh()
-    this.#events.sends()
+    this.#exchange.uploadSends()
     this.emit('data', chunk)
   }
 
   readonly #onEnd = (): void => {
-    this.#clearStall()
-    this.#events.sends()
+    this.#exchange.uploadSends()
     this.emit('end')
-  }
-
-  #clearStall(): void {
-    clearTimeout(this.#stall)
-    this.#stall = undefined
   }
 }

@@ -154,7 +154,8 @@ function unknownVariable(name: string, names: readonly string[]): Mistake {
     name.slice(PREFIX.length),
     names.map((known) => known.slice(PREFIX.length)),
   )
-  const hint = near === undefined ? `known are ${names.join(', ')}` : `did you mean ${PREFIX}${near}?` // prettier-ignore
+  const all = `known are ${names.join(', ')}`
+  const hint = near === undefined ? all : `did you mean ${PREFIX}${near}?`
   return { path: name, from: '', found: '', allowed: `unknown environment variable; ${hint}` }
 }
 

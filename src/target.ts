@@ -61,14 +61,14 @@ export interface Path {
   readonly disputes: readonly Dispute[]
 }
 
-/** A segment with characters that a route may allow: this one may be read in another way. */
+/** A segment that may be read in another way, because of characters that a route can allow. */
 export interface Dispute {
-  /** The place of the segment. */
-  readonly segment: number
-  /** What every reading of the segment begins with, in compatibility form. */
+  /** The segment's place in the path. */
+  readonly place: number
+  /** What the segment begins with in every reading; in compatibility form. */
   readonly prefix: string
   readonly characters: readonly string[]
-  /** Whether, in another reading, the path ends here or has more segments. */
+  /** Whether the path ends here, or has more segments, in another reading. */
   readonly shifts: boolean
 }
 
@@ -111,7 +111,7 @@ const ENDS_BADLY = ambiguous('A segment of the path ends in a dot or a blank, wh
 const RAW = ambiguous('The path has blanks, control or 8-bit characters. Percent-encode its text as UTF-8.') // prettier-ignore
 const NOT_TEXT = ambiguous('The path has a % without two hex digits, or bytes that are not UTF-8. Percent-encode its text as UTF-8.') // prettier-ignore
 const CONTROLS = ambiguous('The path has an encoded control character, at which some servers end it. Leave it out.') // prettier-ignore
-const ENCODED_THRICE = ambiguous('The path is percent-encoded again and again. Encode it once.')
+const ENCODED_TWICE = ambiguous('The path is percent-encoded twice. Encode it once.')
 
 const NOT_VISIBLE_ASCII = /[^\x21-\x7e]/
 /** C0, DEL and C1. */
@@ -131,11 +131,11 @@ function readSegment(text: string): string | Flaw {
 }
 
 const DELIMITER = /[/\\;?#]/
-// What a server that decodes twice, or knows %uXXXX (IIS), decodes. A lone % is no such thing: who
-// decodes `100%` once more finds nothing to decode.
-const ENCODING = /%(?:u([0-9a-f]{4})|([0-9a-f]{2}))/i
-const DISPUTED = /[/\\;?#]|%(?=u[0-9a-f]{4}|[0-9a-f]{2})/gi
-// What RFC 3986 does not have in a path: raw, it is encoded by some parsers, and refused by others.
+// What a server that decodes twice, or knows %uXXXX (IIS), goes on to decode. A lone % is no such
+// thing: who decodes `100%` once more finds nothing to decode.
+const ENCODING = /%(?:[0-9a-f]{2}|u[0-9a-f]{4})/i
+const DISPUTED = /[/\\;?#]|%(?=[0-9a-f]{2}|u[0-9a-f]{4})/gi
+// What RFC 3986 does not have in a path: some parsers encode it, others refuse it or cut there.
 const NO_PCHAR = /["<>[\]^`{|}]/g
 const SHIFTING = /[/\\?#%]/
 
@@ -145,17 +145,98 @@ function disputeIn(segment: string, text: string, place: number): Dispute | Flaw
   const characters = [...(shape.match(DISPUTED) ?? []), ...(text.match(NO_PCHAR) ?? [])]
   if (characters.length === 0) return undefined
 
-  // Whatever a route allows, no reading may take away segments that come before.
-  const pieces = (characters.includes('%') ? decodeAgain(shape) : shape).split(DELIMITER)
-  if (pieces.some((piece) => NOT_PRINTABLE.test(piece) || ENCODING.test(piece))) return ENCODED_THRICE
+  // Whatever a route allows: no reading may take segments away, or go on decoding.
+  if (NEVER_DECODED.test(shape)) return ENCODED_TWICE
+  const again = shape.replace(/%([0-9a-f]{2})/gi, (_, hex: string) =>
+    String.fromCharCode(parseInt(hex, 16)),
+  )
+  if (ENCODING.test(again)) return ENCODED_TWICE
+  const pieces = again.split(DELIMITER)
   if (pieces[0] === '') return EMPTY
   if (pieces.some((piece) => ONLY_DOTS.test(piece))) return DOTS
 
   const start = Math.min(...characters.map((character) => shape.indexOf(character)))
   return {
     place,
+    // Composition can hide a character: `<` and U+0338 are one in NFC.
     prefix: shape.slice(0, Math.max(0, start)),
     characters,
     shifts: characters.some((character) => SHIFTING.test(character)),
   }
+}
+
+// Encodings, in decoded text, of what is not printable ASCII: overlong dots, NUL.
+const NEVER_DECODED = /%(?:[0189a-f][0-9a-f]|7f|u[0-9a-f]{4})/i
+
+/**
+ * The value of the one parameter `name` (in NFC) of a query on which a scope depends. Servers know
+ * names in other spellings, too: PHP reads `a.b` and `a[]` as `a_b` and `a`, ASP.NET ignores case.
+ */
+export function queryValue(query: string | undefined, name: string): string | Flaw {
+  if (query !== undefined && (NOT_VISIBLE_ASCII.test(query) || /[+;]/.test(query))) return QUERY_RAW
+  const folded = foldName(name)
+  let found: string | undefined
+  for (const pair of query?.split('&') ?? []) {
+    const equals = pair.indexOf('=')
+    const key = decode(equals === -1 ? pair : pair.slice(0, equals))
+    const value = decode(equals === -1 ? '' : pair.slice(equals + 1))
+    if (key === undefined || value === undefined) return QUERY_NOT_TEXT
+    if (NOT_PLAINLY_DECODED.test(key)) return QUERY_NOT_TEXT
+    if (foldName(key) !== folded) continue
+    if (NOT_PLAINLY_DECODED.test(value)) return QUERY_NOT_TEXT
+    if (found !== undefined || key !== name) {
+      return unscoped(`The scope is made of the query's "${name}": give it once, and spelt so.`)
+    }
+    found = value
+  }
+  if (found !== undefined && found !== '') return found
+  return unscoped(`The scope is made of the query's "${name}": give it a value.`)
+}
+
+const QUERY_RAW = ambiguous('The scope depends on the query, which has a + or ;, blanks, control or 8-bit characters. Percent-encode them.') // prettier-ignore
+const QUERY_NOT_TEXT = ambiguous('The scope depends on the query, which is not plain text in UTF-8, percent-encoded once. Encode it so.') // prettier-ignore
+const NOT_PLAINLY_DECODED = new RegExp(`${CONTROL.source}|${ENCODING.source}`, 'i')
+
+function foldName(name: string): string {
+  return name
+    .normalize('NFKC')
+    .toLowerCase()
+    .trim()
+    .replace(/\[.*/s, '')
+    .replace(/[^\p{L}\p{N}]/gu, '_')
+}
+
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
+
+/** The text of a field value, which came as one character per byte; undefined where it is not plain. */
+export function fieldText(value: string): string | undefined {
+  if (/^[\x21-\x7e]*$/.test(value)) return value
+  if (!/^[\x21-\x7e\x80-\xff]*$/.test(value)) return undefined
+  try {
+    const text = UTF8.decode(Buffer.from(value, 'latin1')).normalize('NFC')
+    return CONTROL.test(text) ? undefined : text
+  } catch {
+    return undefined
+  }
+}
+
+/** Strict: neither invalid encodings nor invalid UTF-8 (overlong forms, surrogates) are text. */
+function decode(text: string): string | undefined {
+  try {
+    return decodeURIComponent(text).normalize('NFC')
+  } catch {
+    return undefined
+  }
+}
+
+const ASCII = /^[\0-\x7f]*$/
+
+/** As a server reads text that it converts to a Windows code page. */
+export function compatibilityForm(text: string): string {
+  if (ASCII.test(text)) return text
+  // Slashes that NFKC leaves; yen and won signs have the place of \ in code pages 932 and 949.
+  return text
+    .replace(/[\u2044\u2215]/g, '/')
+    .replace(/[\u2216¥₩]/g, '\\')
+    .normalize('NFKC')
 }

@@ -562,12 +562,14 @@ describe('samples', () => {
   })
 })
 
+/** The path of every key in `value`, once. */
 function keysIn(value: unknown, path = ''): string[] {
-  if (Array.isArray(value)) return value.flatMap((item) => keysIn(item, `${path}[]`)).sort()
-  if (typeof value !== 'object' || value === null) return [path]
-  return Object.entries(value)
-    .flatMap(([key, inner]) => [`${path}.${key}`, ...keysIn(inner, `${path}.${key}`)])
-    .sort()
+  const below = Array.isArray(value)
+    ? value.flatMap((item) => keysIn(item, `${path}[]`))
+    : typeof value === 'object' && value !== null
+      ? Object.entries(value).flatMap(([key, inner]) => keysIn(inner, `${path}.${key}`))
+      : []
+  return [...new Set([path, ...below])].sort()
 }
 
 test('any valid configuration is the same after it was printed and loaded again', () => {

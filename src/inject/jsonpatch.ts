@@ -26,7 +26,6 @@ export class Draft {
   set(path: Path, value: unknown): void {
     const { parent, key } = this.#find(path)
     if (isDeepStrictEqual(parent[key], value)) return
-    // A member that is null is no parent for later operations, but it may be written over.
     this.#record(Object.hasOwn(parent, key) ? 'replace' : 'add', path, value)
     parent[key] = structuredClone(value)
   }
@@ -47,11 +46,16 @@ export class Draft {
     if (parent[key] === undefined || parent[key] === null) this.set(path, empty)
   }
 
-  /** Inserts into a list that is there, before `index`. */
+  /** Inserts into a list that is there, before what stands at `index`; at its end where that is less. */
   insert(list: Path, index: number, value: unknown): void {
     const items = this.#list(list)
-    this.#record('add', [...list, index === items.length ? '-' : index], value)
+    this.#record('add', [...list, Math.min(index, items.length)], value)
     items.splice(index, 0, structuredClone(value))
+  }
+
+  append(list: Path, value: unknown): void {
+    this.#record('add', [...list, '-'], value)
+    this.#list(list).push(structuredClone(value))
   }
 
   remove(list: Path, index: number): void {

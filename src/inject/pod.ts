@@ -38,7 +38,10 @@ const Container = z.looseObject({
 
 const Volume = z.looseObject({
   name: text,
-  persistentVolumeClaim: z.looseObject({ claimName: text, readOnly: z.boolean().nullish() }).nullish(), // prettier-ignore
+  persistentVolumeClaim: z
+    .looseObject({ claimName: text, readOnly: z.boolean().nullish() })
+    .nullish(),
+  configMap: z.looseObject({ name: text.nullish() }).nullish(),
 })
 
 const Texts = z.record(z.string(), text)
@@ -80,6 +83,10 @@ export function containersOf(pod: Pod): Placed[] {
   const listed = (list: ContainerList) =>
     (pod.spec[list] ?? []).map((container, index) => ({ list, index, container }))
   return [...listed('containers'), ...listed('initContainers')]
+}
+
+export function findContainer(pod: Pod, name: string): Placed | undefined {
+  return containersOf(pod).find(({ container }) => container.name === name)
 }
 
 export interface Placed {

@@ -1,0 +1,313 @@
+import assert from 'node:assert/strict'
+import { describe, test } from 'node:test'
+import fc from 'fast-check'
+import { StoreError, type MarkRow, type Store } from '../../src/store/store.ts'
+import { formatToken, joinToken, MAX_PART, parseToken, type Token } from '../../src/token.ts'
+
+/** What every store does. `open` makes a fresh, empty one. */
+export function storeContract(engine: string, open: () => Promise<Store>): void {
+  describe(`a store: ${engine}`, () => {
+    /** A fresh store for `use`, closed afterwards. */
+    const withStore = (use: (store: Store) => Promise<void>) => async () => {
+      const store = await open()
+      try {
+        await use(store)
+      } finally {
+        await store.close(true)
+      }
+    }
+
+    test(
+      'a scope without a mark takes any token, 0 too, and has it as its mark',
+      withStore(async (store) => {
+        assert.equal(await store.read('/jobs/1'), undefined)
+        const before = Date.now()
+        assert.deepEqual(await store.raise('/jobs/1', token('0'), false), {
+          mark: token('0'),
+          from: undefined,
+          overlapping: false,
+        })
+        const row = await store.read('/jobs/1')
+        assert.equal(row?.scope, '/jobs/1')
+        assert.equal(row.mark, token('0'))
+        assert.ok(row.raisedAt >= before && row.raisedAt <= Date.now(), 'raised just now')
+      }),
+    )
+
+    test(
+      'a higher token raises the mark and learns the earlier one; a lower or equal one changes nothing',
+      withStore(async (store) => {
+        await store.raise('s', token('41'), false)
+        assert.deepEqual(await store.raise('s', token('42'), false), {
+          mark: token('42'),
+          from: token('41'),
+          overlapping: false,
+        })
+        const row = await store.read('s')
+        for (const low of ['42', '41', '0']) {
+          assert.deepEqual(await store.raise('s', token(low), false), {
+            mark: token('42'),
+            from: token('42'),
+            overlapping: false,
+          })
+        }
+        assert.deepEqual(await store.read('s'), row)
+      }),
+    )
+
+    test(
+      'a mark keeps whether it was raised over writes under way; a first mark was not',
+      withStore(async (store) => {
+        const overlapping = async (text: string, given: boolean) =>
+          (await store.raise('s', token(text), given)).overlapping
+        assert.equal(await overlapping('1', true), false, 'a first mark')
+        assert.equal(await overlapping('2', true), true)
+        assert.equal(await overlapping('2', false), true, 'the same token again')
+        assert.equal(await overlapping('1', false), true, 'a stale token')
+        assert.equal(await overlapping('3', false), false)
+        assert.equal(await overlapping('3', true), false, 'the same token again')
+      }),
+    )
+
+    const ascending = [
+      '0',
+      '9007199254740991',
+      '9007199254740992',
+      '9007199254740993',
+      '9223372036854775806',
+      '9223372036854775807',
+      '1.0',
+      '1.4100',
+      '2.1',
+      '9007199254740993.0',
+      '9223372036854775807.9223372036854775806',
+      '9223372036854775807.9223372036854775807',
+    ]
+    test(
+      'tokens are ordered exactly, by generation first, up to the largest of both',
+      withStore(async (store) => {
+        for (const [i, text] of ascending.entries()) {
+          const earlier = ascending[i - 1]
+          const { mark, from } = await store.raise('s', token(text), false)
+          assert.equal(formatToken(mark), text)
+          assert.equal(from, earlier === undefined ? undefined : token(earlier))
+          if (earlier === undefined) continue
+          assert.equal((await store.raise('s', token(earlier), false)).mark, mark)
+          assert.equal((await store.read('s'))?.mark, mark)
+        }
+        const largest = joinToken(MAX_PART, MAX_PART)
+        assert.equal((await store.list('', undefined, 9))[0]?.mark, largest)
+      }),
+    )
+
+    test(
+      'raises of one scope take effect in the order of the calls, also within one commit',
+      withStore(async (store) => {
+        const raised = await Promise.all(
+          ['5', '7', '6', '7', '9'].map((text) => store.raise('s', token(text), false)),
+        )
+        assert.deepEqual(
+          raised.map(({ mark, from }) => [mark, from]),
+          [
+            [5n, undefined],
+            [7n, 5n],
+            [7n, 7n],
+            [7n, 7n],
+            [9n, 7n],
+          ],
+        )
+      }),
+    )
+
+    test(
+      'a mark never goes back under 1000 concurrent calls with mixed tokens',
+      withStore(async (store) => {
+        const scopes = ['a', 'b', 'c']
+        const highest = new Map<string, bigint>()
+        const calls = Array.from({ length: 1000 }, (_, i) => {
+          const scope = scopes[i % scopes.length] as string
+          const tokenOfCall = joinToken(0n, BigInt((i * 7919) % 1009))
+          const before = highest.get(scope)
+          const after = before === undefined || tokenOfCall > before ? tokenOfCall : before
+          highest.set(scope, after)
+          return store.raise(scope, tokenOfCall, false).then(({ mark, from }) => {
+            assert.deepEqual([mark, from], [after, before])
+          })
+        })
+        await Promise.all(calls)
+        for (const scope of scopes) {
+          assert.equal((await store.read(scope))?.mark, highest.get(scope))
+        }
+      }),
+    )
+
+    test('any interleaving of calls agrees with a plain map', async () => {
+      const store = await open()
+      const step = fc.oneof(
+        { weight: 4, arbitrary: fc.record({ do: fc.constant('raise' as const), scope: scopeOfFew, token: anyToken, overlapping: fc.boolean() }) }, // prettier-ignore
+        {
+          weight: 2,
+          arbitrary: fc.record({ do: fc.constant('read' as const), scope: scopeOfFew }),
+        },
+        { weight: 1, arbitrary: fc.record({ do: fc.constant('await' as const) }) },
+      )
+      let run = 0
+      await fc.assert(
+        fc.asyncProperty(fc.array(step, { maxLength: 40 }), async (steps) => {
+          const prefix = `${run++}/`
+          const model = new Map<string, { mark: Token; overlapping: boolean }>()
+          let underway: Promise<void>[] = []
+          for (const each of steps) {
+            if (each.do === 'await') {
+              await Promise.all(underway)
+              underway = []
+              continue
+            }
+            const scope = prefix + each.scope
+            const before = model.get(scope)
+            if (each.do === 'raise') {
+              const rises = before === undefined || each.token > before.mark
+              const after = rises
+                ? { mark: each.token, overlapping: each.overlapping && before !== undefined }
+                : before
+              model.set(scope, after)
+              underway.push(
+                store.raise(scope, each.token, each.overlapping).then((raised) => {
+                  assert.deepEqual(raised, { ...after, from: before?.mark })
+                }),
+              )
+            } else {
+              // Calls made later may be seen already: they may have shared the commit.
+              underway.push(
+                store.read(scope).then((row) => {
+                  if (before !== undefined) assert.ok(row !== undefined && row.mark >= before.mark)
+                  const latest = model.get(scope)
+                  if (row !== undefined) assert.ok(latest !== undefined && row.mark <= latest.mark)
+                }),
+              )
+            }
+          }
+          await Promise.all(underway)
+          const listed = await store.list(prefix, undefined, 1000)
+          assert.deepEqual(
+            new Map(listed.map(({ scope, mark }) => [scope, mark])),
+            new Map([...model].map(([scope, { mark }]) => [scope, mark])),
+          )
+        }),
+      )
+      await store.close(true)
+    })
+
+    test('the list agrees with sorting and filtering, for any prefix, start and limit', async () => {
+      const store = await open()
+      const text = fc.string({ unit: fc.constantFrom(...ODD_CHARACTERS), maxLength: 3 })
+      let run = 0
+      await fc.assert(
+        fc.asyncProperty(
+          fc.uniqueArray(text, { maxLength: 12 }),
+          text,
+          fc.option(text, { nil: undefined }),
+          fc.integer({ min: 0, max: 15 }),
+          async (scopes, prefix, after, limit) => {
+            const root = `${run++}/`
+            await Promise.all(scopes.map((scope) => store.raise(root + scope, token('1'), false)))
+            const start = after === undefined ? undefined : root + after
+            const expected = scopes
+              .map((scope) => root + scope)
+              .filter((scope) => scope.startsWith(root + prefix))
+              .filter((scope) => start === undefined || compareBytes(scope, start) > 0)
+              .sort(compareBytes)
+              .slice(0, limit)
+            assert.deepEqual(
+              (await store.list(root + prefix, start, limit)).map(scopeOf),
+              expected,
+            )
+          },
+        ),
+      )
+      await store.close(true)
+    })
+
+    test(
+      'the list begins with the empty scope and ends with the last character of Unicode',
+      withStore(async (store) => {
+        const scopes = ['', 'a', '\u{ffff}', '\u{10000}', '\u{10ffff}', '\u{10ffff}x']
+        await Promise.all(scopes.map((scope) => store.raise(scope, token('1'), false)))
+        assert.deepEqual((await store.list('', undefined, 10)).map(scopeOf), scopes)
+        assert.deepEqual((await store.list('', '', 2)).map(scopeOf), ['a', '\u{ffff}'])
+        assert.deepEqual((await store.list('\u{10ffff}', undefined, 10)).map(scopeOf), [
+          '\u{10ffff}',
+          '\u{10ffff}x',
+        ])
+        assert.deepEqual(await store.list('b', undefined, 10), [])
+      }),
+    )
+
+    test(
+      'it knows how many scopes have a mark',
+      withStore(async (store) => {
+        assert.equal(store.scopes, 0)
+        await Promise.all(['1', '2', '3'].map((text) => store.raise('a', token(text), false)))
+        assert.equal(store.scopes, 1)
+        await Promise.all(['b', 'c', 'a'].map((scope) => store.raise(scope, token('9'), false)))
+        assert.equal(store.scopes, 3)
+      }),
+    )
+
+    test(
+      'a probe finds that it can commit',
+      withStore(async (store) => {
+        await store.probe()
+        await Promise.all([store.probe(), store.raise('a', token('1'), false), store.probe()])
+      }),
+    )
+
+    test('closing ends what was asked before, refuses what comes after, and can be repeated', async () => {
+      const store = await open()
+      const raised = store.raise('a', token('1'), false)
+      const closed = store.close(true)
+      assert.equal(store.close(false), closed)
+      const refused = [
+        store.raise('a', token('2'), false),
+        store.read('a'),
+        store.list('', undefined, 1),
+        store.probe(),
+      ]
+      for (const call of refused) await assert.rejects(call, isClosed)
+      assert.equal((await raised).mark, token('1'))
+      await closed
+      await assert.rejects(store.read('a'), isClosed)
+    })
+  })
+}
+
+export function token(text: string): Token {
+  const parsed = parseToken(text)
+  assert.ok(parsed !== undefined, `${text} is a token`)
+  return parsed
+}
+
+const part = fc.oneof(
+  fc.bigInt({ min: 0n, max: 20n }),
+  fc.bigInt({ min: 2n ** 53n - 2n, max: 2n ** 53n + 2n }),
+  fc.bigInt({ min: MAX_PART - 2n, max: MAX_PART }),
+)
+const anyToken = fc
+  .tuple(fc.oneof({ weight: 3, arbitrary: fc.constant(0n) }, part), part)
+  .map(([generation, number]) => joinToken(generation, number))
+const scopeOfFew = fc.constantFrom('', '/jobs/1', 'a\0b', '\u{1f512}')
+
+/** Those that mean something to SQL's LIKE and GLOB, to UTF-16 and to C. */
+const ODD_CHARACTERS = ['a', 'b', '/', '%', '_', '*', '[', "'", '\\', '\0', '\x7f', 'é', '\ud7ff', '\ue000', '\uffff', '\u{10000}', '\u{10ffff}'] // prettier-ignore
+
+function scopeOf({ scope }: MarkRow): string {
+  return scope
+}
+
+function compareBytes(a: string, b: string): number {
+  return Buffer.compare(Buffer.from(a), Buffer.from(b))
+}
+
+function isClosed(error: unknown): boolean {
+  return error instanceof StoreError && error.message === 'the store is closed'
+}
