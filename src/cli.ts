@@ -84,10 +84,7 @@ async function runServe(flags: SettingFlags): Promise<void> {
   const end = await Promise.race([running.close(), running.died])
   if (end instanceof Error) exit(FAILED, end.message)
   if (end.clean) exit(CLEAN)
-  exit(
-    FAILED,
-    'stopped before every write had ended (shutdownTimeout): after the next start, newer owners wait until these writes have settled', // prettier-ignore
-  )
+  exit(FAILED, end.why)
 }
 
 function runCheck(flags: SettingFlags): void {

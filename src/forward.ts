@@ -35,7 +35,7 @@ export interface Outgoing {
    */
   readonly isWrite: boolean
   /** An upgrade: the connection, and what came behind the head of the request. */
-  readonly upgrade?: { readonly socket: Socket; readonly head: Buffer }
+  readonly upgrade: { readonly socket: Socket; readonly head: Buffer } | undefined
 }
 
 /** How an exchange ended. `unsent`: nothing of it was sent. `unknown`: something was, and no whole response came. */
@@ -156,6 +156,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (framing.kind === 'length') fields.push('Content-Length', framing.bytes.toString())
     if (framing.kind === 'chunked' || (framing.kind === 'length' && framing.bytes > 0)) {
       this.#upload = new Upload(req, this)
+      // eslint-disable-next-line @typescript-eslint/no-unsafe-class-instance-assignment -- see Upload
       body = this.#upload as EventEmitter as Readable
     }
     try {
@@ -229,8 +230,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   }
 
   onComplete(): void {
-    if (!this.#discarding) this.#outgoing.res.end()
-    this.#finish({ kind: 'answered', status: this.#status })
+    this.#complete()
   }
 
   onUpgrade(): void {
@@ -242,7 +242,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     // undici misses the bytes that a Content-Length of a 304 or 204 speaks of; there are none to come
     // (RFC 9112, 6.3), so with its head such an answer is whole.
     if (this.#status === 204 || this.#status === 304) {
-      this.onComplete()
+      this.#complete()
       return
     }
     if (this.#begun) this.#finish({ kind: 'unknown', why: 'reset', cause })
@@ -320,6 +320,11 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       default:
         this.#awaited satisfies never
     }
+  }
+
+  #complete(): void {
+    if (!this.#discarding) this.#outgoing.res.end()
+    this.#finish({ kind: 'answered', status: this.#status })
   }
 
   #cutShort(why: 'overtaken' | 'left'): Ending {

@@ -57,7 +57,6 @@ export function checkHead(
   return checkHost(httpVersion, target, fields) ?? checkFraming(httpVersion, fields)
 }
 
-// eslint-disable-next-line no-control-regex -- what is looked for
 const CONTROL = /[\0-\x08\x0a-\x1f\x7f]/
 // A registered name or address and a port (RFC 9110, 7.2); no list, no user, no path.
 const HOST = /^(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?$/

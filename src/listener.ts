@@ -27,6 +27,8 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
 
   const take = (req: IncomingMessage, res: ServerResponse) => {
     answers.set(req.socket, res)
+    // It was told to close: no connection is kept for a further request.
+    if (!server.listening) res.shouldKeepAlive = false
     void proxy.handle(req, res)
   }
   server.on('request', take)

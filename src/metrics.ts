@@ -6,10 +6,49 @@ import { Counter, Gauge, Histogram, Registry, collectDefaultMetrics } from 'prom
  */
 export type Metrics = ReturnType<typeof createMetrics>
 
+/**
+ * What every request of a route adds to. Plain numbers, handed to the library when somebody looks:
+ * its lookups by label would cost more than the fence.
+ */
+export class RouteMeter {
+  readonly route: string
+  inFlight = 0
+  waiting = 0
+  #results = new Map<string, number>()
+  #exchanges: { readonly code: string; readonly seconds: number }[] = []
+  readonly #observe: (code: string, seconds: number) => void
+
+  constructor(route: string, observe: (code: string, seconds: number) => void) {
+    this.route = route
+    this.#observe = observe
+  }
+
+  count(result: string): void {
+    this.#results.set(result, (this.#results.get(result) ?? 0) + 1)
+  }
+
+  exchanged(code: string, seconds: number): void {
+    this.#exchanges.push({ code, seconds })
+    if (this.#exchanges.length >= 1000) this.drainExchanges()
+  }
+
+  drainExchanges(): void {
+    for (const { code, seconds } of this.#exchanges) this.#observe(code, seconds)
+    this.#exchanges = []
+  }
+
+  /** What was counted since the last call. */
+  takeResults(): ReadonlyMap<string, number> {
+    const results = this.#results
+    this.#results = new Map()
+    return results
+  }
+}
+
 /** What is measured when somebody looks, not when it changes. */
 export interface Sources {
-  settlingScopes(): number
-  scopes(): number
+  readonly settlingScopes: () => number
+  readonly scopes: () => number
 }
 
 export function createMetrics(sources: Sources) {
@@ -29,14 +68,55 @@ export function createMetrics(sources: Sources) {
   gauge('fencing_settling_scopes', 'Scopes kept from newer owners because an outcome is unknown.', sources.settlingScopes) // prettier-ignore
   gauge('fencing_scopes', 'Scopes that have a mark on disk.', sources.scopes)
 
+  const meters = new Map<string, RouteMeter>()
+  const upstreamSeconds = new Histogram({
+    name: 'fencing_upstream_seconds',
+    help: 'How long exchanges with the backend took, from their turn to their end.',
+    labelNames: ['route', 'code'],
+    buckets: [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
+    registers,
+    collect() {
+      for (const meter of meters.values()) meter.drainExchanges()
+    },
+  })
+  new Counter({
+    name: 'fencing_requests_total',
+    help: 'Requests by route and by what became of them.',
+    labelNames: ['route', 'result'],
+    registers,
+    collect() {
+      for (const meter of meters.values()) {
+        const { route } = meter
+        for (const [result, count] of meter.takeResults()) this.inc({ route, result }, count)
+      }
+    },
+  })
+  const routeGauge = (name: string, help: string, read: (meter: RouteMeter) => number) =>
+    new Gauge({
+      name,
+      help,
+      labelNames: ['route'],
+      registers,
+      collect() {
+        for (const meter of meters.values()) this.set({ route: meter.route }, read(meter))
+      },
+    })
+  routeGauge('fencing_in_flight', 'Writes that were let through and whose end is not known yet.', ({ inFlight }) => inFlight) // prettier-ignore
+  routeGauge('fencing_waiting', 'Writes that wait for a commit or for older writes to end.', ({ waiting }) => waiting) // prettier-ignore
+
   return {
     registry,
-    requests: new Counter({
-      name: 'fencing_requests_total',
-      help: 'Requests by route and by what became of them.',
-      labelNames: ['route', 'result'],
-      registers,
-    }),
+    /** The meter of a route, by its label. */
+    of(route: string): RouteMeter {
+      const known = meters.get(route)
+      if (known !== undefined) return known
+      const observe = (code: string, seconds: number) => {
+        upstreamSeconds.observe({ route, code }, seconds)
+      }
+      const meter = new RouteMeter(route, observe)
+      meters.set(route, meter)
+      return meter
+    },
     staleWrites: new Counter({
       name: 'fencing_stale_writes_total',
       help: 'Writes with a token below the mark; in mode observe they were forwarded all the same.',
@@ -46,18 +126,6 @@ export function createMetrics(sources: Sources) {
     takeovers: new Counter({
       name: 'fencing_takeovers_total',
       help: 'Marks that rose over an earlier one.',
-      labelNames: ['route'],
-      registers,
-    }),
-    inFlight: new Gauge({
-      name: 'fencing_in_flight',
-      help: 'Writes that were let through to the backend and whose end is not known yet.',
-      labelNames: ['route'],
-      registers,
-    }),
-    waiting: new Gauge({
-      name: 'fencing_waiting',
-      help: 'Writes that wait for a commit or for older writes to end.',
       labelNames: ['route'],
       registers,
     }),
@@ -88,13 +156,6 @@ export function createMetrics(sources: Sources) {
     storeErrors: new Counter({
       name: 'fencing_store_errors_total',
       help: 'Commits and reads that the store could not do.',
-      registers,
-    }),
-    upstreamSeconds: new Histogram({
-      name: 'fencing_upstream_seconds',
-      help: 'How long exchanges with the backend took, from their turn to their end.',
-      labelNames: ['route', 'code'],
-      buckets: [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
       registers,
     }),
   }

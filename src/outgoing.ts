@@ -10,6 +10,7 @@ export interface Said {
   /** The name of the token field, as configured. */
   readonly tokenHeader: string
   readonly token: Token | undefined
+  /** Undefined for reads and writes that no route covers: those pass as they came. */
   readonly scope: string | undefined
 }
 
@@ -20,9 +21,9 @@ export interface Said {
  */
 export function backendFields(req: IncomingMessage, fields: Fields, said: Said): string[] {
   const tokenName = said.tokenHeader.toLowerCase()
-  const kept = endToEnd(
-    fields.raw,
-    (name) => SAID_ANEW.has(name) || name === tokenName || CLAIMS_FENCING.test(name),
+  const isMediated = said.scope !== undefined
+  const kept = endToEnd(fields.raw, (name) =>
+    name === tokenName ? isMediated : SAID_ANEW.has(name) || CLAIMS_FENCING.test(name),
   )
   const host = hostOf(req.url ?? '', fields)
   if (host !== undefined) kept.push('Host', host)

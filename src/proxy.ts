@@ -115,15 +115,26 @@ export class Proxy {
       return
     }
     const upgrade = upgradeHead && { socket: req.socket, head: upgradeHead }
-    const request: Request = { req, res, method, fields, framing, id, upgrade }
-    if (this.#answeredHere(request)) return
-    if (this.#stopping) {
-      this.#refuse(request, 'unavailable', { route: 'none' })
+    if (upgrade !== undefined && framing.kind !== 'none') {
+      // Its body would be taken for the first bytes of the new protocol.
+      this.#count('none', 'refused')
+      fail(req, res, 'bad-request', { requestId: id, detail: 'An upgrade has no body.' })
       return
     }
-
+    const request: Request = { req, res, method, fields, framing, id, upgrade }
+    if (this.#answeredHere(request)) return
     const target = req.url ?? ''
-    const named = routes.resolve(upgrade === undefined ? method : 'POST', target, fields)
+    const named =
+      upgrade === undefined
+        ? routes.resolve(method, target, fields)
+        : routes.resolveUpgrade(target, fields)
+    if (this.#stopping) {
+      res.shouldKeepAlive = false
+      const detail = 'The proxy is stopping. Nothing was forwarded. Try again.'
+      if (named.kind === 'read') fail(req, res, 'stopping', { requestId: id, detail })
+      else this.#refuse(request, 'unavailable', { route: 'none', detail })
+      return
+    }
     switch (named.kind) {
       case 'read':
         return this.#forwardRead(request, named.path)
@@ -205,7 +216,8 @@ export class Proxy {
     }
 
     // 5. Forward, once. 6. End, when the exchange with the backend is over.
-    this.#parts.metrics.inFlight.inc({ route: label })
+    const meter = this.#parts.metrics.of(label)
+    meter.inFlight++
     let ending: Ending = { kind: 'unknown', why: 'reset' }
     try {
       // The mark is looked at once more: it may have risen since the barrier opened.
@@ -214,7 +226,7 @@ export class Proxy {
           ? await this.#exchange(request, path, { ...known, result: 'accepted' }, write)
           : { kind: 'unsent', why: 'overtaken' }
     } finally {
-      this.#parts.metrics.inFlight.dec({ route: label })
+      meter.inFlight--
       inflight.end(write, ending.kind === 'unknown' ? 'unknown' : 'known')
       if (ending.kind === 'unsent') fence.giveBack(write)
     }
@@ -235,13 +247,13 @@ export class Proxy {
     const leave = () => inflight.leave(write)
     res.once('close', leave)
     const stopWatching = onDeparture(req.socket, leave)
-    const labels = { route: write.route }
+    const meter = metrics.of(write.route)
     const since = performance.now()
-    metrics.waiting.inc(labels)
+    meter.waiting++
     try {
       return await outcome
     } finally {
-      metrics.waiting.dec(labels)
+      meter.waiting--
       if (where === 'barrier') metrics.barrierWait.observe((performance.now() - since) / 1000)
       res.off('close', leave)
       stopWatching()
@@ -278,7 +290,8 @@ export class Proxy {
   ): Promise<Ending> {
     const { forwarder, tunnel, metrics } = this.#parts
     const { req, res, id, framing, upgrade, fields } = request
-    if (fields.has('expect')) res.writeContinue()
+    // HTTP/1.0 knows no 100 (RFC 9110, 10.1.1).
+    if (fields.has('expect') && req.httpVersion === '1.1') res.writeContinue()
     const result = mediated === undefined ? [] : fencingFields(mediated.result, mediated.scope)
     const outgoing: Outgoing = {
       req,
@@ -293,17 +306,14 @@ export class Proxy {
       }),
       answerFields: ['X-Request-Id', id, ...result],
       isWrite: mediated !== undefined,
-      ...(upgrade === undefined ? {} : { upgrade }),
+      upgrade,
     }
     const started = performance.now()
     const exchange = (upgrade === undefined ? forwarder : tunnel).send(outgoing)
     if (write !== undefined) write.onOvertaken = () => exchange.overtake()
     const ending = await exchange.ended
     const code = ending.kind === 'answered' ? ending.status.toString() : ending.why
-    metrics.upstreamSeconds.observe(
-      { route: mediated?.route ?? 'none', code },
-      (performance.now() - started) / 1000,
-    )
+    metrics.of(mediated?.route ?? 'none').exchanged(code, (performance.now() - started) / 1000)
     return ending
   }
 
@@ -470,7 +480,7 @@ export class Proxy {
   }
 
   #count(route: string, result: Outcomes): void {
-    this.#parts.metrics.requests.inc({ route, result })
+    this.#parts.metrics.of(route).count(result)
   }
 }
 

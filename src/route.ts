@@ -113,7 +113,13 @@ export class Routes {
     return refused(flaw, split.path, strictest(routesOf([plain, place])))
   }
 
-  #write(method: string, target: Target, fields: Fields): Place {
+  /** An upgrade is a write whatever its method: any route of its path covers it. */
+  resolveUpgrade(target: string, fields: Fields): Place {
+    const split = splitTarget(target)
+    return split === undefined ? refused(NO_PATH, undefined) : this.#write(undefined, split, fields)
+  }
+
+  #write(method: string | undefined, target: Target, fields: Fields): Place {
     const flaw = flawOf(target, fields)
     if (flaw !== undefined) return refused(flaw, target.path)
     const place = this.#locate(method, target, fields)

@@ -29,8 +29,14 @@ export interface Running {
    * Refuses new requests, waits for those under way and for what settles (`shutdownTimeout` at the
    * most), records in the store whether all had ended, and closes. The same call however often.
    */
-  close(): Promise<{ readonly clean: boolean }>
+  close(): Promise<Stopped>
 }
+
+/** How a run ended. Not clean: the next start lets settle what this one left behind. */
+export type Stopped =
+  | { readonly clean: true }
+  /** `why` in words for the operator. */
+  | { readonly clean: false; readonly why: string }
 
 /** The parts that can be replaced from outside: tests put broken ones in their place. */
 export interface Builders {
@@ -147,24 +153,44 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   }
   log.info({ event: 'started', ...addresses, upstream: config.upstream.url }, 'fencing')
 
-  let closing: Promise<{ clean: boolean }> | undefined
+  let closing: Promise<Stopped> | undefined
   const close = async () => {
     stopping = true
     log.info({ event: 'stopping' }, 'stopping: new requests are refused, those under way end')
     listener.close()
-    const clean = await within(clock, config.shutdownTimeoutMs, proxy.stop())
+    const allEnded = await within(clock, config.shutdownTimeoutMs, proxy.stop())
     await closeServers()
-    await store.close(clean)
+    const unrecorded = await closeStore(store, allEnded)
+    const stopped = endOf(allEnded, unrecorded)
     log.info(
-      { event: 'stopped', clean },
-      clean
-        ? 'stopped; nothing is in flight'
-        : 'stopped with writes in flight: the next start settles',
+      { event: 'stopped', clean: stopped.clean, err: unrecorded },
+      stopped.clean ? 'stopped; nothing is in flight' : 'stopped uncleanly: the next start settles',
     )
     flush()
-    return { clean }
+    return stopped
   }
   return { addresses, died, close: () => (closing ??= close()) }
+}
+
+/** The error where the disk does not take the record of the end. */
+async function closeStore(store: Store, clean: boolean): Promise<StoreError | undefined> {
+  try {
+    await store.close(clean)
+    return undefined
+  } catch (error) {
+    if (error instanceof StoreError) return error
+    throw error
+  }
+}
+
+function endOf(allEnded: boolean, unrecorded: StoreError | undefined): Stopped {
+  if (unrecorded !== undefined) {
+    return { clean: false, why: `the stop could not be recorded: ${unrecorded.message}` }
+  }
+  if (allEnded) return { clean: true }
+  const why =
+    'stopped before every write had ended (shutdownTimeout): after the next start, newer owners wait until these writes have settled' // prettier-ignore
+  return { clean: false, why }
 }
 
 async function openOrExplain<T>(open: () => Promise<T>): Promise<T> {

@@ -138,7 +138,8 @@ class Tunnel implements Exchange {
 
 /** Names and values in turn as an object; repeated fields as a list. */
 function toObject(fields: readonly string[]): OutgoingHttpHeaders & IncomingMessage['headers'] {
-  const object: Record<string, string | string[]> = {}
+  // Without a prototype: a field may be called "constructor".
+  const object = Object.create(null) as Record<string, string | string[]>
   for (let i = 0; i + 1 < fields.length; i += 2) {
     const name = (fields[i] as string).toLowerCase()
     const value = fields[i + 1] as string

@@ -95,23 +95,24 @@ class WithoutSettling extends InFlight {
   }
 }
 
+function withRaise(store: Store, raise: Store['raise']): Store {
+  const get = (target: Store, key: keyof Store) => (key === 'raise' ? raise : target[key])
+  return new Proxy(store, { get: (target, key) => get(target, key as keyof Store) })
+}
+
 /** Says that a mark was raised before it is on disk. */
 function early(store: Store): Store {
   const raise: Store['raise'] = (scope, token, overlapping) => {
     void store.raise(scope, token, overlapping).catch(() => undefined)
     return Promise.resolve({ mark: token, from: undefined, overlapping: false })
   }
-  return new Proxy(store, {
-    get: (target, key) => (key === 'raise' ? raise : Reflect.get(target, key)),
-  })
+  return withRaise(store, raise)
 }
 
 /** Forgets that a mark was raised over writes that had not ended. */
 function forgetful(store: Store): Store {
   const raise: Store['raise'] = (scope, token) => store.raise(scope, token, false)
-  return new Proxy(store, {
-    get: (target, key) => (key === 'raise' ? raise : Reflect.get(target, key)),
-  })
+  return withRaise(store, raise)
 }
 
 const BROKEN: Record<string, Parts> = {

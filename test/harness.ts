@@ -106,18 +106,25 @@ export async function startProxy(
     config,
     log,
     events: (name) => log.filter(({ event }) => event === name),
-    async metric(name, labels = {}) {
-      const { body } = await request(adminPort, { path: '/metrics' })
-      return body
-        .split('\n')
-        .filter((line) => line.startsWith(`${name} `) || line.startsWith(`${name}{`))
-        .filter((line) => Object.entries(labels).every(([k, v]) => line.includes(`${k}="${v}"`)))
-        .reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0)
-    },
+    metric: (name, labels) => readMetric(adminPort, name, labels),
     close: () => running.close(),
   }
   t.after(() => running.close())
   return proxy
+}
+
+/** The sum of a metric over the series that have these labels. */
+export async function readMetric(
+  adminPort: number,
+  name: string,
+  labels: Record<string, string> = {},
+): Promise<number> {
+  const { body } = await request(adminPort, { path: '/metrics' })
+  return body
+    .split('\n')
+    .filter((line) => line.startsWith(`${name} `) || line.startsWith(`${name}{`))
+    .filter((line) => Object.entries(labels).every(([k, v]) => line.includes(`${k}="${v}"`)))
+    .reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0)
 }
 
 export function portOf(address: string): number {

@@ -265,10 +265,22 @@ describe('allow', () => {
     assert.equal(scope({ target: '/jobs/17/logs;b', routes: logsLast }), '/jobs/17')
   })
 
+  test('asks no route that no reading leads to', () => {
+    const deeper = routes({ path: '/jobs/{job}/{part}', scope: 'p' }, { allow: [';'] })
+    assert.equal(scope({ target: '/jobs/17;b', routes: deeper }), '/jobs/17;b')
+    const after = routes({ allow: ['/'] }, { path: '/jobs/{job}/logs', scope: 'logs' })
+    assert.equal(scope({ target: '/jobs/17%2flogs', routes: after }), '/jobs/17/logs')
+  })
+
   test('counts for no route after it that another reading leads to', () => {
     const later = routes({ path: '/{x}/b', scope: 's', allow: ['#'] }, { path: '/a', scope: 'a' })
     assert.equal(scope({ target: '/c%23/b', routes: later }), 's')
     ambiguous({ target: '/a%23/b', routes: later })
+    const deep = routes(
+      { path: '/a/{x}/b/**', scope: 's', allow: ['/'] },
+      { path: '/a/**', scope: 'a' },
+    )
+    ambiguous({ target: '/a/x%2fy/b', routes: deep })
   })
 
   test('looks at routes for the method alone', () => {
@@ -422,6 +434,11 @@ describe('fields that change what a request is', () => {
       resolve({ method: 'POST', fields, routes: routes({ methods: ['PUT'] }) }).kind,
       'unmatched',
     )
+  })
+
+  test('what a write lacks under both methods is what it is refused for', () => {
+    const byHeader = routes({ scope: '{header.Tenant}' })
+    unscoped({ method: 'POST', fields: [['X-HTTP-Method', 'PATCH']], routes: byHeader })
   })
 
   test('a refusal for two methods names a route that enforces, where there is one', () => {
@@ -617,7 +634,7 @@ test('what a route allows never leads past a route that does not allow it, in an
   } // prettier-ignore
 
   const allow = fc.subarray<Route['allow'][number]>([';', '/', '\\', '?', '#', '%'])
-  const path = fc.constantFrom('/a', '/a/**', '/a/{x}', '/a/{x}/b', '/a/b/{x}/**', '/{x}/b', '/{x}/**', '/a/a/**', '/b/{x}') // prettier-ignore
+  const path = fc.constantFrom('/a', '/a/**', '/a/{x}', '/a/{x}/b', '/a/{x}/b/**', '/a/b/{x}/**', '/{x}/b', '/{x}/**', '/a/a/**', '/b/{x}') // prettier-ignore
   const config = fc.record({ path, allow }).map((some): Route => ({ ...JOBS, ...some, scope: 's' }))
   const segment = fc.array(fc.constantFrom('a', 'b', 'a', 'b', ';', '%2f', '\\', '%3f', '%23', '%25', '61', '%2562', '%252f', '%'), { minLength: 1, maxLength: 4 }) // prettier-ignore
   const target = fc

@@ -155,6 +155,11 @@ describe('the segments of a path', () => {
     })
   }
 
+  test('a refusal says what is wrong', () => {
+    assert.match(flaw(readPath('/a/../b')).detail, /"\.\."/)
+    assert.match(flaw(readPath('/a/b.')).detail, /ends in a dot/)
+  })
+
   test('a dispute names the place of its segment', () => {
     const places = accepted('/a/b;/c/d%2fe/').disputes.map(({ place }) => place)
     assert.deepEqual(places, [1, 3])

@@ -23,7 +23,7 @@ export interface CertificateFiles {
 export async function readCertificate(files: CertificateFiles): Promise<Certificate> {
   const [cert, key] = await Promise.all([readFile(files.cert, 'utf8'), readFile(files.key, 'utf8')])
   createSecureContext({ cert, key })
-  return { cert, key, expiresAt: new X509Certificate(cert).validToDate.getTime() / 1000 }
+  return { cert, key, expiresAt: Date.parse(new X509Certificate(cert).validTo) / 1000 }
 }
 
 export interface Watch {
@@ -37,7 +37,7 @@ export function watchCertificate(
   files: CertificateFiles,
   current: Certificate,
   everyMs: number,
-  { changed, failed }: Watch,
+  watch: Watch,
 ): () => void {
   let known = current
   let told = ''
@@ -48,11 +48,12 @@ export function watchCertificate(
     try {
       const certificate = await readCertificate(files)
       told = ''
-      if (certificate.cert !== known.cert || certificate.key !== known.key) changed(certificate)
+      if (certificate.cert !== known.cert || certificate.key !== known.key)
+        watch.changed(certificate)
       known = certificate
     } catch (error) {
       const reason = error instanceof Error ? error : new Error(String(error))
-      if (reason.message !== told) failed(reason)
+      if (reason.message !== told) watch.failed(reason)
       told = reason.message
     } finally {
       reading = false

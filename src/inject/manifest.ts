@@ -3,7 +3,15 @@ import { parseDocuments, printObject } from './objects.ts'
 import { decide } from './patch.ts'
 import { describeIssues } from './pod.ts'
 import type { Injector } from './settings.ts'
-import { Manifest, isMapping, itemsOf, nameOf, readTemplate, templatePath, warnings } from './workload.ts' // prettier-ignore
+import {
+  Manifest,
+  isMapping,
+  itemsOf,
+  nameOf,
+  readTemplate,
+  templatePath,
+  findWarnings,
+} from './workload.ts'
 
 export type Result =
   | {
@@ -64,7 +72,8 @@ function injectObject(value: unknown, injector: Injector, report: Report): unkno
     return value
   }
   const told = decision.warning === undefined ? [] : [decision.warning]
-  for (const warning of [...told, ...warnings(object, injector)]) {
+  const words = findWarnings(object, injector).map((warning) => warning.words)
+  for (const warning of [...told, ...words]) {
     report.warnings.push(`${name}: ${warning}`)
   }
   if (decision.kind === 'ignored' || decision.patch.length === 0) return value

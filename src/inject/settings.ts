@@ -32,11 +32,13 @@ function choice<const T extends readonly string[]>(...values: T) {
   return z.enum(values, valid(values.map((value) => `"${value}"`).join(', ')))
 }
 
+const UP_TO_5_DIGITS = /^[1-9][0-9]{0,4}$/
+
 function number(from: number, to: number) {
   const words = valid(`a number from ${from} to ${to}`)
   return z
     .string()
-    .regex(/^[1-9][0-9]{0,4}$/, words)
+    .regex(UP_TO_5_DIGITS, words)
     .transform(Number)
     .refine((n) => n >= from && n <= to, words)
 }
@@ -44,7 +46,10 @@ function number(from: number, to: number) {
 const quantity = (example: string) =>
   z
     .string()
-    .refine((text) => (parseQuantity(text) ?? 0) > 0, valid(`a quantity above 0, such as ${example}`)) // prettier-ignore
+    .refine(
+      (text) => (parseQuantity(text) ?? 0) > 0,
+      valid(`a quantity above 0, such as ${example}`),
+    )
 
 /** A name of a Kubernetes object (RFC 1123 subdomain); most are shorter, the server knows how much. */
 const objectName = (what: string) =>
@@ -55,17 +60,13 @@ const objectName = (what: string) =>
 
 const PORT = 'the name or the number of a port that a container declares'
 
-/** A name of a port (RFC 6335): up to 15 letters, digits and hyphens, at least one letter. */
-const appPort = z.union(
-  [
-    z
-      .string()
-      .regex(/^[1-9][0-9]{0,4}$/)
-      .transform(Number),
-    z.string().regex(/^(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$/),
-  ],
-  valid(PORT),
-)
+/** Up to 15 letters, digits and single hyphens, at least one letter (RFC 6335). */
+const PORT_NAME = /^(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$/
+
+const appPort = z
+  .string()
+  .refine((text) => UP_TO_5_DIGITS.test(text) || PORT_NAME.test(text), valid(PORT))
+  .transform((text) => (UP_TO_5_DIGITS.test(text) ? Number(text) : text))
 
 const scopes = z
   .string()
@@ -131,7 +132,10 @@ const Annotations = z
       refuse('scope', 'the routes are in the ConfigMap that config names; keep one of them')
     }
     if (given.config === undefined && given.scope === undefined) {
-      refuse('scope', 'what is to be fenced is not said; give path patterns such as /jobs/{job}/**, or in config the name of a ConfigMap with config.yaml') // prettier-ignore
+      refuse(
+        'scope',
+        'what is to be fenced is not said; give path patterns such as /jobs/{job}/**, or in config the name of a ConfigMap with config.yaml',
+      )
     }
   })
 

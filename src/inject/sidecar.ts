@@ -32,8 +32,10 @@ export interface SidecarPlan {
 export function sidecar(plan: SidecarPlan): Container {
   const { wanted } = plan
   const [proxyPort, adminPort] = [wanted['proxy-port'], wanted['admin-port']]
-  const routes =
-    wanted.scope?.flatMap((pattern) => ['--scope', literally(pattern)]) ?? ['--config', `${CONFIG}/config.yaml`] // prettier-ignore
+  const routes = wanted.scope?.flatMap((pattern) => ['--scope', literally(pattern)]) ?? [
+    '--config',
+    `${CONFIG}/config.yaml`,
+  ]
   const level = wanted['log-level']
   return {
     name: SIDECAR,
@@ -75,7 +77,9 @@ export function sidecar(plan: SidecarPlan): Container {
     },
     volumeMounts: [
       { name: plan.storeVolume, mountPath: DATA },
-      ...(wanted.config === undefined ? [] : [{ name: CONFIG_VOLUME, mountPath: CONFIG, readOnly: true }]), // prettier-ignore
+      ...(wanted.config === undefined
+        ? []
+        : [{ name: CONFIG_VOLUME, mountPath: CONFIG, readOnly: true }]),
     ],
     ...(plan.native ? { restartPolicy: 'Always' } : {}),
   }
@@ -122,7 +126,12 @@ export function redirectContainer(image: string, appPort: number, proxyPort: num
 }
 
 /** What the API server and other webhooks may fill in; it decides nothing about the fence. */
-const NOT_OURS = ['imagePullPolicy', 'resizePolicy', 'terminationMessagePath', 'terminationMessagePolicy'] // prettier-ignore
+const NOT_OURS = [
+  'imagePullPolicy',
+  'resizePolicy',
+  'terminationMessagePath',
+  'terminationMessagePolicy',
+]
 
 /**
  * `ours`, with what others rightly added to `present`: what the API server fills in, mounts
@@ -166,9 +175,32 @@ function keepSpelling(present: unknown, ours: unknown): unknown {
   return same ? present : ours
 }
 
-/** The volume that an injected Pod's sidecar keeps its marks on. A claim template's is not in it yet. */
-export function storeVolumeOf(pod: Pod): Volume | undefined {
-  const mounts = findContainer(pod, SIDECAR)?.container.volumeMounts ?? []
-  const name = mounts.find(({ mountPath }) => mountPath === DATA)?.name
-  return pod.spec.volumes?.find((volume) => volume.name === name)
+/** A fence as the containers of an injected Pod show it. */
+export interface Fence {
+  readonly proxyPort: number
+  readonly appPort: number
+  /** Whether what comes to the app's port from outside the Pod goes to the proxy. */
+  readonly redirects: boolean
+  /** Where the marks are; undefined where the Pod's StatefulSet is going to add the volume. */
+  readonly storeVolume: Volume | undefined
+}
+
+/** Undefined where the Pod has no container that is, by name and arguments, a sidecar of ours. */
+export function readFence(pod: Pod): Fence | undefined {
+  const container = findContainer(pod, SIDECAR)?.container
+  if (container?.command !== undefined) return undefined
+  const portAfter = (flag: string) => {
+    const args = container?.args ?? []
+    const port = /:(\d+)$/.exec(args[args.indexOf(flag) + 1] ?? '')?.[1]
+    return port === undefined ? undefined : Number(port)
+  }
+  const [proxyPort, appPort] = [portAfter('--listen'), portAfter('--upstream')]
+  if (proxyPort === undefined || appPort === undefined) return undefined
+  const mounted = container?.volumeMounts?.find(({ mountPath }) => mountPath === DATA)?.name
+  return {
+    proxyPort,
+    appPort,
+    redirects: findContainer(pod, REDIRECT) !== undefined,
+    storeVolume: pod.spec.volumes?.find(({ name }) => name === mounted),
+  }
 }

@@ -40,7 +40,9 @@ export function chooseStore(
     if (claimTemplates.includes(name)) return { volume: name, added: [], warning: lasting }
     const denied = checkVolume(name, volumes, losable)
     if (denied !== undefined) return denied
-    const isClaim = volumes.some((one) => one.name === name && hasKind(one, 'persistentVolumeClaim')) // prettier-ignore
+    const isClaim = volumes.some(
+      (one) => one.name === name && hasKind(one, 'persistentVolumeClaim'),
+    )
     return { volume: name, added: [], warning: isClaim ? lasting : LOST }
   }
   if (claimName !== undefined) {
@@ -82,7 +84,10 @@ function checkVolume(
   }
   if (EPHEMERAL.some((kind) => hasKind(volume, kind))) {
     if (losable) return undefined
-    return deny(`store-volume: "${name}" is lost with the Pod or its node, and its marks too`, OR_LOSE) // prettier-ignore
+    return deny(
+      `store-volume: "${name}" is lost with the Pod or its node, and its marks too`,
+      OR_LOSE,
+    )
   }
   return deny(`store-volume: "${name}" is of a kind on which SQLite cannot keep marks`, LASTING)
 }

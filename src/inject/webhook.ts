@@ -12,20 +12,22 @@ import { readCertificate, watchCertificate, type CertificateFiles } from './cert
 import { decide } from './patch.ts'
 import { Pod, describeIssues } from './pod.ts'
 import type { Injector } from './settings.ts'
-import { Manifest, warnings } from './workload.ts'
+import { Manifest, findWarnings } from './workload.ts'
 
 export interface WebhookSettings {
   readonly listen: { readonly host: string; readonly port: number }
   readonly certificate: CertificateFiles
   readonly injector: Injector
-  /** How often the certificate's files are looked at. */
+  /** How often the certificate's files are looked at; default: 10 s. */
   readonly certificateCheckMs?: number
+  /** For a request to arrive whole; default: 10 s. */
+  readonly requestTimeoutMs?: number
 }
 
 export interface RunningWebhook {
   /** `host:port`. */
   readonly address: string
-  /** Answers what was asked, and closes. */
+  /** Answers what was asked, and closes. The same call however often. */
   close(): Promise<void>
 }
 
@@ -43,7 +45,9 @@ const REQUEST_TIMEOUT_MS = 10_000
 export async function startWebhook(settings: WebhookSettings, log: Log): Promise<RunningWebhook> {
   const { listen, certificate: files, injector } = settings
   const certificate = await readCertificate(files).catch((error: unknown) => {
-    throw new WebhookStartError(`--tls-cert ${files.cert}, --tls-key ${files.key}: ${wordsOf(error)}`) // prettier-ignore
+    throw new WebhookStartError(
+      `--tls-cert ${files.cert}, --tls-key ${files.key}: ${wordsOf(error)}`,
+    )
   })
   const metrics = createMetrics()
   metrics.expiresAt.set(certificate.expiresAt)
@@ -58,7 +62,7 @@ export async function startWebhook(settings: WebhookSettings, log: Log): Promise
     },
     logger: false,
     bodyLimit: BODY_LIMIT,
-    requestTimeout: REQUEST_TIMEOUT_MS,
+    requestTimeout: settings.requestTimeoutMs ?? REQUEST_TIMEOUT_MS,
     // Longer than the API server keeps idle connections, so that it is never cut off while asking.
     keepAliveTimeout: 120_000,
     forceCloseConnections: 'idle',
@@ -78,20 +82,22 @@ export async function startWebhook(settings: WebhookSettings, log: Log): Promise
       log.info({ event: 'certificate_read', file: files.cert }, 'the certificate changed')
     },
     failed(error) {
-      log.warn({ event: 'certificate_unreadable', err: error }, 'the former certificate stays in use') // prettier-ignore
+      log.warn(
+        { event: 'certificate_unreadable', err: error },
+        'the former certificate stays in use',
+      )
     },
   })
   const address = addressOf(app.server.address())
   log.info({ event: 'started', address, image: injector.image }, 'injecting')
-  return {
-    address,
-    async close() {
-      log.info({ event: 'stopping' }, 'stopping')
-      stopWatching()
-      await app.close()
-      log.info({ event: 'stopped' }, 'stopped')
-    },
+  const stop = async () => {
+    log.info({ event: 'stopping' }, 'stopping')
+    stopWatching()
+    await app.close()
+    log.info({ event: 'stopped' }, 'stopped')
   }
+  let stopped: Promise<void> | undefined
+  return { address, close: () => (stopped ??= stop()) }
 }
 
 function createMetrics() {
@@ -165,7 +171,9 @@ function answerQuestions(
     app.post(path, (httpRequest, reply) => {
       const review = Review.safeParse(httpRequest.body)
       if (!review.success) {
-        return reply.code(400).send({ error: `no AdmissionReview: ${describeIssues(review.error)}` })
+        return reply
+          .code(400)
+          .send({ error: `no AdmissionReview: ${describeIssues(review.error)}` })
       }
       const { request } = review.data
       const answered = answerSafely(() => answer(request, injector), log)
@@ -184,7 +192,9 @@ function mutate(request: Request, injector: Injector): Answer {
   if (!isNewPod) {
     return {
       result: 'ignored',
-      warnings: [`the injector was asked about ${request.operation} of ${request.kind.kind}; it fences new Pods only`], // prettier-ignore
+      warnings: [
+        `the injector was asked about ${request.operation} of ${request.kind.kind}; it fences new Pods only`,
+      ],
     }
   }
   const pod = Pod.safeParse(request.object)
@@ -192,7 +202,10 @@ function mutate(request: Request, injector: Injector): Answer {
   const decision = decide(pod.data, injector)
   switch (decision.kind) {
     case 'ignored':
-      return { result: 'ignored', warnings: decision.warning === undefined ? [] : [decision.warning] } // prettier-ignore
+      return {
+        result: 'ignored',
+        warnings: decision.warning === undefined ? [] : [decision.warning],
+      }
     case 'denied':
       return refused(403, decision.reason)
     case 'injected':
@@ -205,7 +218,7 @@ function mutate(request: Request, injector: Injector): Answer {
 /** Warns only: what cannot be fenced is refused when its Pods come. */
 function validate(request: Request, injector: Injector): Answer {
   const object = Manifest.safeParse(request.object)
-  const found = object.success ? warnings(object.data, injector) : []
+  const found = object.success ? findWarnings(object.data, injector).map(({ words }) => words) : []
   return found.length === 0 ? { result: 'ignored' } : { result: 'warned', warnings: found }
 }
 

@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { decide } from './patch.ts'
 import { Metadata, Pod, describeIssues } from './pod.ts'
 import type { Injector } from './settings.ts'
-import { storeVolumeOf } from './sidecar.ts'
+import { readFence } from './sidecar.ts'
 
 /** Any object of Kubernetes. */
 export const Manifest = z.looseObject({
@@ -70,37 +70,48 @@ const Replicated = z.object({
   }),
 })
 
+export interface Warning {
+  readonly about: 'misplaced-annotation' | 'refused' | 'several-replicas' | 'rolling-update'
+  readonly words: string
+}
+
 /** What its owner should know of a workload before its Pods are made. */
-export function warnings(object: Manifest, injector: Injector): string[] {
+export function findWarnings(object: Manifest, injector: Injector): Warning[] {
   const { prefix } = injector
   const template = readTemplate(object)
   if (template.kind !== 'template' || object.kind === 'Pod') return []
-  const found: string[] = []
+  const found: Warning[] = []
   const onTemplate = template.pod.metadata?.annotations?.[`${prefix}/inject`]
   const onObject = object.metadata?.annotations?.[`${prefix}/inject`]
   if (onObject !== undefined && onTemplate === undefined) {
-    found.push(
-      `not fenced: ${prefix}/inject stands on the ${object.kind}; it belongs on the Pod template, in spec.template.metadata.annotations`,
-    )
+    found.push({
+      about: 'misplaced-annotation',
+      words: `not fenced: ${prefix}/inject stands on the ${object.kind}; it belongs on the Pod template, in spec.template.metadata.annotations`,
+    })
   }
   const decision = decide(template.pod, injector, template.claimTemplates)
   if (decision.kind === 'ignored') return found
-  if (decision.kind === 'denied') return [...found, `its Pods will be refused: ${decision.reason}`]
+  if (decision.kind === 'denied') {
+    return [...found, { about: 'refused', words: `its Pods will be refused: ${decision.reason}` }]
+  }
 
   const replicated = Replicated.safeParse(object)
   if (!replicated.success) return found
   const { replicas, strategy } = replicated.data.spec
   if ((replicas ?? 1) > 1 || object.kind === 'DaemonSet') {
     const count = object.kind === 'DaemonSet' ? 'a Pod on every node' : `${replicas ?? 1} replicas`
-    found.push(
-      `${count} with a sqlite store each are no fence: every Pod knows its own marks only; use replicas: 1`,
-    )
+    found.push({
+      about: 'several-replicas',
+      words: `${count} with a sqlite store each are no fence: every Pod knows its own marks only; use replicas: 1`,
+    })
   }
   const rolls = object.kind === 'Deployment' && (strategy?.type ?? 'RollingUpdate') !== 'Recreate'
-  if (rolls && storeVolumeOf(decision.pod)?.persistentVolumeClaim) {
-    found.push(
-      'RollingUpdate starts a new Pod before the old one has left the store claim: it waits for the volume (ReadWriteOnce) or finds the store locked; use strategy.type: Recreate',
-    )
+  if (rolls && readFence(decision.pod)?.storeVolume?.persistentVolumeClaim) {
+    found.push({
+      about: 'rolling-update',
+      words:
+        'RollingUpdate starts a new Pod before the old one has left the store claim: it waits for the volume (ReadWriteOnce) or finds the store locked; use strategy.type: Recreate',
+    })
   }
   return found
 }

@@ -187,7 +187,7 @@ function openExisting(path: string): Omit<OpenedFile, 'created'> {
 function checkOwner(db: Database.Database, path: string): void {
   if (db.pragma('application_id', { simple: true }) !== APPLICATION_ID) {
     throw new StoreError(
-      `the file ${path} is an SQLite database of another program; store.path must name a store of fencing-proxy, or a file that does not exist yet`,
+      `the file ${path} is no store of fencing-proxy, and is left as it is; store.path must name a store, or a file that does not exist yet`,
     )
   }
   const schema = db.pragma('user_version', { simple: true })

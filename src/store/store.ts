@@ -11,7 +11,8 @@ import type { Token } from '../token.ts'
  *
  * Failure: `raise` rejects with a `StoreError` when the mark could not be made durable. The mark is
  * then unchanged for every later call in this process, and the caller must treat the write as
- * refused. The store goes on: once the fault is gone (space is free again, the disk answers),
+ * refused; a crash right after it may still bring the higher mark to the disk, which refuses more,
+ * never less. The store goes on: once the fault is gone (space is free again, the disk answers),
  * later calls succeed without a restart.
  *
  * Scopes are well-formed Unicode. A lone surrogate has no UTF-8 form: scopes that differ only in
@@ -56,7 +57,7 @@ export interface Store {
    * Ends the store after what was already asked of it. `clean` records that nothing was in flight
    * and nothing settling. Later calls reject. Calling it again is the same call. Rejects with a
    * `StoreError` where the end could not be recorded: the store is ended all the same, and the next
-   * start finds that it was not clean.
+   * start as a rule finds that it was not clean.
    */
   close(clean: boolean): Promise<void>
 }

@@ -1,5 +1,6 @@
 import { fork, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
+import { afterEach } from 'node:test'
 import type { MarkRow, Raised } from '../../src/store/store.ts'
 import type { Token } from '../../src/token.ts'
 import type { Ask, Say } from './child.ts'
@@ -16,6 +17,22 @@ interface Waiting {
   readonly reject: (error: Error) => void
 }
 
+/**
+ * Opens SQLite stores in processes of their own; those that a test leaves behind are killed after
+ * it. Rejects with the words of the store where it refuses to open.
+ */
+export function storesApart(): (path: string, how?: Circumstances) => Promise<StoreApart> {
+  const opened: StoreApart[] = []
+  afterEach(async () => {
+    await Promise.all(opened.splice(0).map((store) => store.kill()))
+  })
+  return async (path, how = {}) => {
+    const store = await StoreApart.open(path, how)
+    opened.push(store)
+    return store
+  }
+}
+
 /** An SQLite store in a process of its own, which can be killed, starved and given a bad disk. */
 export class StoreApart {
   readonly pid: number | undefined
@@ -30,8 +47,7 @@ export class StoreApart {
   readonly #waiting = new Map<number, Waiting>()
   #asked = 0
 
-  /** Rejects with the words of the store where it refuses to open. */
-  static async open(path: string, circumstances: Circumstances = {}): Promise<StoreApart> {
+  static async open(path: string, circumstances: Circumstances): Promise<StoreApart> {
     const { create = true, env = process.env, uid } = circumstances
     const child = fork(new URL('./child.js', import.meta.url), [path, String(create)], {
       serialization: 'advanced',

@@ -218,10 +218,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
               .filter((scope) => start === undefined || compareBytes(scope, start) > 0)
               .sort(compareBytes)
               .slice(0, limit)
-            assert.deepEqual(
-              (await store.list(root + prefix, start, limit)).map(scopeOf),
-              expected,
-            )
+            assert.deepEqual((await store.list(root + prefix, start, limit)).map(scopeOf), expected)
           },
         ),
       )

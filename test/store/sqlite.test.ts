@@ -7,11 +7,12 @@ import type { Worker } from 'node:worker_threads'
 import { openStore } from '../../src/store/open.ts'
 import { StoreError, type StoreEvents } from '../../src/store/store.ts'
 import { joinToken } from '../../src/token.ts'
-import { StoreApart } from './apart.ts'
+import { storesApart } from './apart.ts'
 import { storeContract, token } from './contract.ts'
 import { temporaryFolder } from './folder.ts'
 
 const folder = temporaryFolder()
+const openApart = storesApart()
 let files = 0
 const newPath = () => join(folder, `${files++}`, 'fence.db')
 
@@ -58,12 +59,12 @@ describe('an SQLite store over several runs', () => {
 
   test('a run that was killed, before its first mark too, or that exited, was not clean', async () => {
     const path = newPath()
-    await (await StoreApart.open(path)).kill()
-    const second = await StoreApart.open(path)
+    await (await openApart(path)).kill()
+    const second = await openApart(path)
     assert.equal(second.stoppedCleanly, false)
     await second.raise('a', token('1'))
     await second.exit()
-    const third = await StoreApart.open(path)
+    const third = await openApart(path)
     assert.equal(third.stoppedCleanly, false)
     assert.equal((await third.read('a'))?.mark, token('1'))
     await third.close(true)
@@ -72,8 +73,8 @@ describe('an SQLite store over several runs', () => {
   test('every mark that was answered is there after kill -9 in the middle of a stream', async () => {
     const path = newPath()
     const acknowledged = new Map<string, bigint>()
-    for (let round = 1; round <= 15; round++) {
-      const store = await StoreApart.open(path)
+    for (let round = 1; round <= 12; round++) {
+      const store = await openApart(path)
       for (const [scope, mark] of acknowledged) {
         const row = await store.read(scope)
         assert.ok(row !== undefined && row.mark >= mark, `round ${round}: ${scope}`)
@@ -105,7 +106,7 @@ describe('an SQLite store over several runs', () => {
 
   test('checkpoints go on through a long run, and the store is whole after each', async () => {
     const path = newPath()
-    const store = await StoreApart.open(path)
+    const store = await openApart(path)
     for (let batch = 0; batch < 5; batch++) {
       await Promise.all(
         Array.from({ length: 2500 }, (_, i) => store.raise(`/${batch}/${i}`, token('1'))),
@@ -113,7 +114,7 @@ describe('an SQLite store over several runs', () => {
     }
     await store.kill()
     assert.ok(statSync(path).size > 100_000, 'marks have been moved to the main file')
-    const again = await StoreApart.open(path)
+    const again = await openApart(path)
     assert.equal(again.scopes, 12_500)
     await again.close(true)
   })
@@ -123,7 +124,10 @@ describe('an SQLite store and its thread', () => {
   test('a call that cannot be stored fails alone, without those that share its commit', async () => {
     const failures: string[] = []
     const path = newPath()
-    const { store } = await open(path, { ...quiet, failed: ({ message }) => failures.push(message) })
+    const { store } = await open(path, {
+      ...quiet,
+      failed: ({ message }) => failures.push(message),
+    })
     const impossible = joinToken(2n ** 64n, 0n)
     const [before, failed, after] = await Promise.allSettled([
       store.raise('a', token('1'), false),

@@ -1,0 +1,84 @@
+import assert from 'node:assert/strict'
+import { execFileSync, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { readdirSync, readFileSync } from 'node:fs'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { createInterface } from 'node:readline'
+import { setTimeout } from 'node:timers/promises'
+import type { TestContext } from 'node:test'
+
+/** The text that readers copy from is the text that runs here. */
+const TEXT = process.env['RECIPES'] ?? 'README.md'
+
+/** The code block of the text whose fence line ends in `recipe=NAME`. */
+export function readRecipe(name: string): string {
+  const block = new RegExp(`^\`\`\`\\w+ recipe=${name}\\n(.*?)^\`\`\`$`, 'ms')
+  const code = block.exec(readFileSync(TEXT, 'utf8'))?.[1]
+  return code ?? assert.fail(`${TEXT} has no code block with recipe=${name}`)
+}
+
+/** Debian keeps some of the commands outside the usual path. */
+export const PATH = [
+  '/usr/share/zookeeper/bin',
+  ...postgresqlFolders(),
+  process.env['PATH'] ?? '',
+].join(':')
+
+function postgresqlFolders(): string[] {
+  try {
+    return readdirSync('/usr/lib/postgresql').map((version) => `/usr/lib/postgresql/${version}/bin`)
+  } catch {
+    return []
+  }
+}
+
+export function isInstalled(command: string): boolean {
+  try {
+    execFileSync('sh', ['-c', 'command -v "$0"', command], { env: { PATH }, stdio: 'ignore' })
+    return true
+  } catch {
+    return false
+  }
+}
+
+export interface Owner {
+  readonly token: string
+  /** The worker is paused, and with it whatever renews its lock. */
+  pause(): void
+}
+
+/**
+ * Runs a recipe, again and again while another owner has the lock, until it calls `work` with a
+ * token. `work` then works on: the owner keeps the lock for as long as the service lets it.
+ */
+export async function takeLock(
+  t: TestContext,
+  recipe: string,
+  env: NodeJS.ProcessEnv,
+): Promise<Owner> {
+  const folder = await mkdtemp(path.join(tmpdir(), 'fencing-worker-'))
+  t.after(() => rm(folder, { recursive: true, force: true }))
+  const work = path.join(folder, 'work')
+  await writeFile(work, '#!/bin/sh\necho "$1"\nexec sleep 600\n', { mode: 0o755 })
+  while (!t.signal.aborted) {
+    // A process group of its own: the worker is stopped as a whole.
+    const worker = spawn('bash', ['-c', readRecipe(recipe)], {
+      env: { ...env, PATH: `${folder}:${PATH}` },
+      stdio: ['ignore', 'pipe', 'inherit'],
+      detached: true,
+    })
+    const signal = (name: NodeJS.Signals) => {
+      if (worker.pid !== undefined && worker.exitCode === null) process.kill(-worker.pid, name)
+    }
+    t.after(() => signal('SIGKILL'))
+    const token = await Promise.race([
+      once(createInterface(worker.stdout), 'line').then(([line]) => line as string),
+      once(worker, 'exit').then(() => undefined),
+    ])
+    if (token !== undefined) return { token, pause: () => signal('SIGSTOP') }
+    await setTimeout(200)
+  }
+  throw t.signal.reason
+}

@@ -1,0 +1,71 @@
+import assert from 'node:assert/strict'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { describe, test, type TestContext } from 'node:test'
+import { startBackend, startProxy, write } from '../harness.ts'
+import { isInstalled, takeLock } from './recipe.ts'
+import { SERVICES, type Service } from './services.ts'
+
+/**
+ * The recipes of the README, each run as it stands there against the real service, end to end
+ * through the proxy. They mostly wait for locks to expire, so they run side by side.
+ */
+describe('recipes for tokens', { concurrency: true, timeout: 90_000 }, () => {
+  for (const service of SERVICES) {
+    test(`${service.recipe}: a later owner has a higher token, and where the service goes back, a generation helps`, async (t) => {
+      if (isMissing(t, service)) return
+      const folder = await mkdtemp(path.join(tmpdir(), 'fencing-recipe-'))
+      const started = await service.start(folder)
+      t.after(async () => {
+        await started.stop()
+        await rm(folder, { recursive: true, force: true })
+      })
+      const backend = await startBackend(t)
+      const { port } = await startProxy(t, backend.url)
+      const take = () => takeLock(t, service.recipe, started.env)
+      const result = async (token: string) => (await write(port, token)).headers['fencing-result']
+
+      const a = await take()
+      assert.equal(await result(a.token), 'accepted')
+      a.pause()
+      const b = await take()
+      assert.ok(BigInt(b.token) > BigInt(a.token), `${b.token} after ${a.token}`)
+      assert.equal(await result(b.token), 'accepted')
+      assert.equal(await result(a.token), 'stale', 'the paused owner wakes')
+
+      b.pause()
+      await started.crash()
+      const c = await take()
+      assert.ok(BigInt(c.token) > BigInt(b.token), `${c.token} after ${b.token} and a crash`)
+      assert.equal(await result(c.token), 'accepted')
+
+      c.pause()
+      await started.goBack()
+      const d = await take()
+      assert.ok(BigInt(d.token) < BigInt(c.token), `${d.token} after ${c.token} and a loss`)
+      assert.equal(await result(d.token), 'stale', 'the fence does not go back')
+      assert.equal(await result(`1.${d.token}`), 'accepted')
+      assert.equal(await result(c.token), 'stale')
+
+      assert.deepEqual(
+        backend.seen.map(({ headers }) => headers['fencing-token']),
+        [a.token, b.token, c.token, `1.${d.token}`],
+      )
+    })
+  }
+})
+
+/** Skips aloud where the service is not installed. In CI a service that Debian has is a must. */
+function isMissing(t: TestContext, { commands, packages }: Service): boolean {
+  const missing = commands.filter((command) => !isInstalled(command))
+  if (missing.length === 0) return false
+  const remedy =
+    packages === undefined
+      ? 'Debian has no package of it; put it on the PATH'
+      : `apt-get install --no-install-recommends ${packages}`
+  const why = `${missing.join(', ')} not found: ${remedy}`
+  if (process.env['CI'] === 'true' && packages !== undefined) assert.fail(why)
+  t.skip(why)
+  return true
+}
