@@ -20,7 +20,7 @@ interface Entry {
   readonly retryAfter?: number
 }
 
-const REFUSALS = {
+export const REFUSALS = {
   stale: { status: 409, title: 'A newer owner has taken this scope over' },
   repeated: { status: 409, title: 'This token was used already' },
   superseded: { status: 409, title: 'A newer owner took over before this write was sent whole' },

@@ -3,6 +3,7 @@ import { listItems, type Fields } from './fields.ts'
 import { parsePath, parseScope, type Part } from './pattern.ts'
 import {
   ambiguous,
+  disputed,
   fieldText,
   hostName,
   queryValue,
@@ -366,17 +367,9 @@ function namesHost({ authority }: Target): boolean {
 /** A field that the backend would not see, or would see twice. */
 function hiddenFrom(fields: Fields, name: string): Flaw | undefined {
   const twin = fields.twinOf(name)
-  if (twin !== undefined)
-    return ambiguous(`The field ${twin} can be taken for ${name}. Leave it out.`)
+  if (twin !== undefined) return ambiguous(`Field ${twin} can pass for ${name}. Leave it out.`)
   if (!fields.has('connection') || !fields.connectionOptions.has(name)) return undefined
   return ambiguous(`Connection names ${name}, which would be dropped here. Do not name it there.`)
-}
-
-function disputed(characters: readonly string[]): Flaw {
-  const list = [...new Set(characters)].join(' ')
-  return ambiguous(
-    `The path has ${list} (perhaps encoded), which servers read differently. Leave it out, or have the route allow it.`,
-  )
 }
 
 // prettier-ignore

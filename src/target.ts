@@ -104,7 +104,7 @@ export function readPath(target: string): Path | Flaw {
   return { segments, query, disputes }
 }
 
-const FRAGMENT = ambiguous('The target has a fragment (#), which is no part of a request. Leave it out.') // prettier-ignore
+const FRAGMENT = ambiguous('The target has a fragment (#), which is no part of a request target. Leave it out.') // prettier-ignore
 const EMPTY = ambiguous('The path has a segment that is empty, or that some servers read as empty. Leave it out.') // prettier-ignore
 const DOTS = ambiguous('The path has a segment that some servers read as "." or "..". Write the path that is meant.') // prettier-ignore
 const ENDS_BADLY = ambiguous('A segment of the path ends in a dot or a blank, which some servers cut off. Choose another name.') // prettier-ignore
@@ -134,6 +134,8 @@ const DELIMITER = /[/\\;?#]/
 // What a server that decodes twice, or knows %uXXXX (IIS), goes on to decode. A lone % is no such
 // thing: who decodes `100%` once more finds nothing to decode.
 const ENCODING = /%(?:[0-9a-f]{2}|u[0-9a-f]{4})/i
+// Of these, what is no printable ASCII: overlong dots, NUL.
+const NEVER_DECODED = /%(?:[0189a-f][0-9a-f]|7f|u[0-9a-f]{4})/i
 const DISPUTED = /[/\\;?#]|%(?=[0-9a-f]{2}|u[0-9a-f]{4})/gi
 // What RFC 3986 does not have in a path: some parsers encode it, others refuse it or cut there.
 const NO_PCHAR = /["<>[\]^`{|}]/g
@@ -165,8 +167,14 @@ function disputeIn(segment: string, text: string, place: number): Dispute | Flaw
   }
 }
 
-// Encodings, in decoded text, of what is not printable ASCII: overlong dots, NUL.
-const NEVER_DECODED = /%(?:[0189a-f][0-9a-f]|7f|u[0-9a-f]{4})/i
+/** The refusal of a path for characters that no route allows. */
+export function disputed(characters: readonly string[]): Flaw {
+  const list = [...new Set(characters)]
+  const remedy = list.every((character) => character.match(NO_PCHAR))
+    ? 'Percent-encode it.'
+    : 'Leave it out, encoded too, or have the route allow it.'
+  return ambiguous(`The path has ${list.join(' ')}, which servers read differently. ${remedy}`)
+}
 
 /**
  * The value of the one parameter `name` (in NFC) of a query on which a scope depends. Servers know

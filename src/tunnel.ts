@@ -60,6 +60,9 @@ class Tunnel implements Exchange {
     proxyReq.on('upgrade', (proxyRes: IncomingMessage, backend: Socket) => {
       clearTimeout(this.#deadline)
       this.#backend = backend
+      // A WebSocket is not half-closed: a client that ends its side is gone.
+      if (req.socket.readableEnded) this.#endSoon()
+      else req.socket.once('end', this.#endSoon)
       this.#sayOurs(proxyRes)
       res.detachSocket(req.socket)
       let whole = false
@@ -99,8 +102,13 @@ class Tunnel implements Exchange {
   readonly #onClientClose = (): void => {
     if (!this.#connected) this.#breakOff({ kind: 'unsent', why: 'left' })
     else if (this.#backend === undefined) this.#breakOff({ kind: 'unknown', why: 'left' })
-    // http-proxy ends the backend's side; what was sent is read to its end, within bounds.
-    else this.#deadline = this.#breakOffLater()
+    else this.#endSoon()
+  }
+
+  /** http-proxy ends the backend's side; what was sent is read to its end, within bounds. */
+  readonly #endSoon = (): void => {
+    clearTimeout(this.#deadline)
+    this.#deadline = this.#breakOffLater()
   }
 
   #breakOffLater(): NodeJS.Timeout {
@@ -123,7 +131,7 @@ class Tunnel implements Exchange {
 
   #finish(ending: Ending): void {
     clearTimeout(this.#deadline)
-    this.#outgoing.req.socket.off('close', this.#onClientClose)
+    this.#outgoing.req.socket.off('close', this.#onClientClose).off('end', this.#endSoon)
     this.#resolve(ending)
   }
 

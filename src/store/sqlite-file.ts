@@ -1,8 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import {
-  accessSync,
   closeSync,
-  constants,
   existsSync,
   fsyncSync,
   linkSync,
@@ -155,8 +153,6 @@ function fsyncPath(path: string): void {
 }
 
 function openExisting(path: string): Omit<OpenedFile, 'created'> {
-  accessSync(path, constants.R_OK | constants.W_OK)
-  accessSync(dirname(path), constants.W_OK | constants.X_OK)
   // Looked at before SQLite opens the file, because then there always is one, perhaps empty.
   const hasWal = (statSync(walOf(path), { throwIfNoEntry: false })?.size ?? 0) > 0
   const db = new Database(path, { fileMustExist: true, timeout: 0 })

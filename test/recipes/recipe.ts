@@ -2,15 +2,13 @@ import assert from 'node:assert/strict'
 import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
-import { mkdtemp, rm, writeFile } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout } from 'node:timers/promises'
 import type { TestContext } from 'node:test'
 
 /** The text that readers copy from is the text that runs here. */
-const TEXT = process.env['RECIPES'] ?? 'README.md'
+const TEXT = 'README.md'
 
 /** The code block of the text whose fence line ends in `recipe=NAME`. */
 export function readRecipe(name: string): string {
@@ -19,8 +17,9 @@ export function readRecipe(name: string): string {
   return code ?? assert.fail(`${TEXT} has no code block with recipe=${name}`)
 }
 
-/** Debian keeps some of the commands outside the usual path. */
+/** Where `work` is, and the commands that Debian keeps outside the usual path. */
 export const PATH = [
+  path.resolve('test/recipes/bin'),
   '/usr/share/zookeeper/bin',
   ...postgresqlFolders(),
   process.env['PATH'] ?? '',
@@ -58,14 +57,10 @@ export async function takeLock(
   recipe: string,
   env: NodeJS.ProcessEnv,
 ): Promise<Owner> {
-  const folder = await mkdtemp(path.join(tmpdir(), 'fencing-worker-'))
-  t.after(() => rm(folder, { recursive: true, force: true }))
-  const work = path.join(folder, 'work')
-  await writeFile(work, '#!/bin/sh\necho "$1"\nexec sleep 600\n', { mode: 0o755 })
   while (!t.signal.aborted) {
     // A process group of its own: the worker is stopped as a whole.
     const worker = spawn('bash', ['-c', readRecipe(recipe)], {
-      env: { ...env, PATH: `${folder}:${PATH}` },
+      env: { ...env, PATH },
       stdio: ['ignore', 'pipe', 'inherit'],
       detached: true,
     })

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { mkdtemp, rm } from 'node:fs/promises'
+import { chmodSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
-import { describe, test, type TestContext } from 'node:test'
+import { after, describe, test, type TestContext } from 'node:test'
 import { startBackend, startProxy, write } from '../harness.ts'
 import { isInstalled, takeLock } from './recipe.ts'
 import { SERVICES, type Service } from './services.ts'
@@ -12,15 +12,16 @@ import { SERVICES, type Service } from './services.ts'
  * through the proxy. They mostly wait for locks to expire, so they run side by side.
  */
 describe('recipes for tokens', { concurrency: true, timeout: 90_000 }, () => {
+  const root = mkdtempSync(path.join(tmpdir(), 'fencing-recipes-'))
+  chmodSync(root, 0o755) // PostgreSQL runs as another user
+  after(() => rmSync(root, { recursive: true }))
+
   for (const service of SERVICES) {
-    test(`${service.recipe}: a later owner has a higher token, and where the service goes back, a generation helps`, async (t) => {
+    test(`${service.recipe}: every owner has a higher token, and one that went back is let in by a generation`, async (t) => {
       if (isMissing(t, service)) return
-      const folder = await mkdtemp(path.join(tmpdir(), 'fencing-recipe-'))
-      const started = await service.start(folder)
-      t.after(async () => {
-        await started.stop()
-        await rm(folder, { recursive: true, force: true })
-      })
+      const folder = path.join(root, service.recipe)
+      mkdirSync(folder)
+      const started = await service.start(t, folder)
       const backend = await startBackend(t)
       const { port } = await startProxy(t, backend.url)
       const take = () => takeLock(t, service.recipe, started.env)

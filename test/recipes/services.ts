@@ -4,6 +4,7 @@ import { once } from 'node:events'
 import { chownSync, rmSync, writeFileSync } from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
+import type { TestContext } from 'node:test'
 import { listenOn, until } from '../harness.ts'
 import { PATH, readRecipe } from './recipe.ts'
 
@@ -14,8 +15,8 @@ export interface Service {
   readonly commands: readonly string[]
   /** The Debian packages that bring the commands; undefined where Debian has none. */
   readonly packages: string | undefined
-  /** Starts the service with its data below `folder`. */
-  start(folder: string): Promise<StartedService>
+  /** Starts the service with its data below `folder`; it ends with the test. */
+  start(t: TestContext, folder: string): Promise<StartedService>
 }
 
 export interface StartedService {
@@ -25,19 +26,19 @@ export interface StartedService {
   crash(): Promise<void>
   /** The service returns to what it was before its first lock, in a way that happens in practice. */
   goBack(): Promise<void>
-  stop(): Promise<void>
 }
 
 const etcd: Service = {
   recipe: 'etcd',
   commands: ['etcd', 'etcdctl'],
   packages: 'etcd-server etcd-client',
-  async start(folder) {
+  async start(t, folder) {
     const url = `http://127.0.0.1:${await freePort()}`
     const peerUrl = `http://127.0.0.1:${await freePort()}`
     const env = { ETCDCTL_ENDPOINTS: url }
     const open = (data: string) =>
       startDaemon(
+        t,
         'etcd',
         [
           ...['--data-dir', path.join(folder, data), '--logger', 'zap'],
@@ -53,18 +54,17 @@ const etcd: Service = {
     return {
       env,
       async crash() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         daemon = await open('data')
       },
       async goBack() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         run('etcdctl', [
           ...['snapshot', 'restore', backup, '--data-dir', path.join(folder, 'restored')],
           ...['--initial-cluster', `default=${peerUrl}`, '--initial-advertise-peer-urls', peerUrl],
         ])
         daemon = await open('restored')
       },
-      stop: () => daemon.stop('SIGKILL'),
     }
   },
 }
@@ -73,7 +73,7 @@ const zookeeper: Service = {
   recipe: 'zookeeper',
   commands: ['zkServer.sh', 'zkCli.sh'],
   packages: 'zookeeper',
-  async start(folder) {
+  async start(t, folder) {
     const port = await freePort()
     const data = path.join(folder, 'data')
     const config = path.join(folder, 'zoo.cfg')
@@ -85,22 +85,21 @@ const zookeeper: Service = {
       ].join('\n'),
     )
     const open = () =>
-      startDaemon('zkServer.sh', ['start-foreground', config], () => accepts(port), {
+      startDaemon(t, 'zkServer.sh', ['start-foreground', config], () => accepts(port), {
         env: { JMXDISABLE: 'true', ZOO_LOG_DIR: folder },
       })
     let daemon = await open()
     return {
       env: { ZOOKEEPER: `127.0.0.1:${port}` },
       async crash() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         daemon = await open()
       },
       async goBack() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         rmSync(data, { recursive: true })
         daemon = await open()
       },
-      stop: () => daemon.stop('SIGKILL'),
     }
   },
 }
@@ -109,7 +108,7 @@ const consul: Service = {
   recipe: 'consul',
   commands: ['consul', 'curl', 'jq'],
   packages: undefined,
-  async start(folder) {
+  async start(t, folder) {
     const port = await freePort()
     const ports = { http: port, dns: -1, grpc: -1, serf_wan: -1 }
     const config = path.join(folder, 'consul.json')
@@ -123,22 +122,21 @@ const consul: Service = {
     )
     const env = { CONSUL_HTTP_ADDR: `127.0.0.1:${port}` }
     const open = () =>
-      startDaemon('consul', ['agent', '-config-file', config], () =>
+      startDaemon(t, 'consul', ['agent', '-config-file', config], () =>
         succeeds('consul', ['kv', 'put', 'ready'], env),
       )
     let daemon = await open()
     return {
       env,
       async crash() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         daemon = await open()
       },
       async goBack() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         rmSync(path.join(folder, 'data'), { recursive: true })
         daemon = await open()
       },
-      stop: () => daemon.stop('SIGKILL'),
     }
   },
 }
@@ -147,11 +145,12 @@ const redis: Service = {
   recipe: 'redis',
   commands: ['redis-server', 'redis-cli'],
   packages: 'redis-server redis-tools',
-  async start(folder) {
+  async start(t, folder) {
     const port = await freePort()
     const url = `redis://127.0.0.1:${port}`
     const open = (appendOnly: 'yes' | 'no') =>
       startDaemon(
+        t,
         'redis-server',
         [
           ...['--port', String(port), '--bind', '127.0.0.1', '--dir', folder],
@@ -163,14 +162,13 @@ const redis: Service = {
     return {
       env: { REDIS_URL: url },
       async crash() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         daemon = await open('yes')
       },
       async goBack() {
-        await daemon.stop('SIGKILL')
+        await daemon.stop()
         daemon = await open('no')
       },
-      stop: () => daemon.stop('SIGKILL'),
     }
   },
 }
@@ -179,7 +177,7 @@ const postgresql: Service = {
   recipe: 'postgresql',
   commands: ['initdb', 'postgres', 'pg_dump', 'psql'],
   packages: 'postgresql',
-  async start(folder) {
+  async start(t, folder) {
     // PostgreSQL refuses to run as root; its package brings a user for it.
     const user = process.getuid?.() === 0 ? { uid: idOf('-u'), gid: idOf('-g') } : undefined
     if (user !== undefined) chownSync(folder, user.uid, user.gid)
@@ -188,10 +186,12 @@ const postgresql: Service = {
     const env = { PGHOST: folder, PGUSER: 'postgres' }
     const open = () =>
       startDaemon(
+        t,
         'postgres',
         ['-D', data, '-k', folder, '-c', 'listen_addresses='],
         () => succeeds('psql', ['-c', 'SELECT 1'], env),
-        user,
+        // Its crash that leaves no child behind: it does not even write a checkpoint.
+        { ...user, stopSignal: 'SIGQUIT' },
       )
     run('initdb', ['-D', data, '-U', 'postgres', '-A', 'trust', '--no-sync'], {}, user)
     let daemon = await open()
@@ -200,15 +200,13 @@ const postgresql: Service = {
     return {
       env,
       async crash() {
-        // The signal after which it does not even write a checkpoint.
-        await daemon.stop('SIGQUIT')
+        await daemon.stop()
         daemon = await open()
       },
       goBack() {
         run('psql', ['-v', 'ON_ERROR_STOP=1', '-f', backup], env)
         return Promise.resolve()
       },
-      stop: () => daemon.stop('SIGQUIT'),
     }
   },
 }
@@ -216,16 +214,23 @@ const postgresql: Service = {
 export const SERVICES: readonly Service[] = [etcd, zookeeper, consul, redis, postgresql]
 
 interface Daemon {
-  stop(signal: NodeJS.Signals): Promise<void>
+  stop(): Promise<void>
+}
+
+interface Circumstances {
+  readonly uid?: number
+  readonly gid?: number
+  readonly env?: NodeJS.ProcessEnv
+  readonly stopSignal?: NodeJS.Signals
 }
 
 async function startDaemon(
+  t: TestContext,
   command: string,
   args: readonly string[],
-  isReady: () => Promise<boolean> | boolean,
-  options: { readonly uid?: number; readonly gid?: number; readonly env?: NodeJS.ProcessEnv } = {},
+  isReady: () => Promise<boolean>,
+  { env, stopSignal = 'SIGKILL', ...identity }: Circumstances = {},
 ): Promise<Daemon> {
-  const { env, ...identity } = options
   const child = spawn(command, args, {
     ...identity,
     cwd: '/',
@@ -233,26 +238,19 @@ async function startDaemon(
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const exit = once(child, 'exit')
+  const stop = async () => {
+    child.kill(stopSignal)
+    await exit
+  }
+  t.after(stop)
   let said = ''
   child.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
   child.stderr.on('data', (chunk: Buffer) => (said += chunk.toString()))
-  const stop = async (signal: NodeJS.Signals) => {
-    child.kill(signal)
-    await exit
+  const isReadyOrDead = () => {
+    assert.equal(child.exitCode, null, `${command} has ended: ${said}`)
+    return isReady()
   }
-  try {
-    await until(
-      () => {
-        assert.equal(child.exitCode, null, `${command} has ended: ${said}`)
-        return isReady()
-      },
-      `${command} is ready`,
-      30_000,
-    )
-  } catch (error) {
-    await stop('SIGKILL')
-    throw error
-  }
+  await until(isReadyOrDead, `${command} is ready`, 30_000)
   return { stop }
 }
 
