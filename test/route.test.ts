@@ -86,6 +86,22 @@ describe('reads and writes', () => {
   })
 })
 
+describe('an upgrade', () => {
+  const upgrade = (target: string, ...configs: Partial<Route>[]) =>
+    routes(...configs).resolveUpgrade(target, new Fields([]))
+
+  test('is covered by any route of its path, whatever the methods', () => {
+    const place = upgrade('/jobs/17', { methods: ['PUT'] })
+    assert.equal(place.kind === 'write' && place.scope, '/jobs/17')
+    assert.equal(upgrade('/else', {}).kind, 'unmatched')
+  })
+
+  test('is refused for an ambiguous target, as every write', () => {
+    assert.equal(upgrade('/jobs/17/../18', {}).kind, 'refused')
+    assert.equal(upgrade('*', {}).kind, 'refused')
+  })
+})
+
 describe('targets', () => {
   const DISPUTED = [
     '/jobs//17', '//jobs/17', '/jobs/./17', '/jobs/17/../18', '/../jobs/17', '/jobs/17/%2e%2e/18',
@@ -173,6 +189,7 @@ describe('routes', () => {
     ['/a/*/c', ['/a/b/c'], ['/a/b', '/a/b/d', '/a/b/c/d']],
     ['/a/{x}/**', ['/a/b', '/a/b/c'], ['/a', '/a/']],
     ['/é b', ['/%c3%a9%20b', '/e%cc%81%20b'], ['/e%20b']],
+    ['/e\u0301', ['/%c3%a9', '/e%cc%81'], ['/e']],
   ] as const) {
     test(`${path} covers ${matching.join(' ')}, not ${other.join(' ')}`, () => {
       const only = routes({ path, scope: 's' })
@@ -239,6 +256,12 @@ describe('allow', () => {
       assert.equal(scope({ target, routes: routes({ allow: [character] }) }), expected)
     })
   }
+
+  test('is not the remedy for what can be percent-encoded', () => {
+    assert.match(refused({ target: '/jobs/a|b' }).detail, /Percent-encode/)
+    assert.equal(scope({ target: '/jobs/a%7Cb' }), '/jobs/a|b')
+    assert.match(refused({ target: '/jobs/a|b;c' }).detail, /; \|, .* allow/)
+  })
 
   test('lets no other character through', () => {
     ambiguous({ target: '/jobs/17%2fx', routes: allowing })

@@ -44,6 +44,7 @@ const REQUEST_TIMEOUT_MS = 10_000
 
 export async function startWebhook(settings: WebhookSettings, log: Log): Promise<RunningWebhook> {
   const { listen, certificate: files, injector } = settings
+  const requestTimeoutMs = settings.requestTimeoutMs ?? REQUEST_TIMEOUT_MS
   const certificate = await readCertificate(files).catch((error: unknown) => {
     throw new WebhookStartError(
       `--tls-cert ${files.cert}, --tls-key ${files.key}: ${wordsOf(error)}`,
@@ -57,12 +58,15 @@ export async function startWebhook(settings: WebhookSettings, log: Log): Promise
       cert: certificate.cert,
       key: certificate.key,
       minVersion: 'TLSv1.2',
-      // Node enforces the timeouts only as often as this.
+      requestTimeout: requestTimeoutMs,
+      // Node takes the longer of the two for the whole request, whatever it is called.
+      headersTimeout: requestTimeoutMs,
+      // Node looks at the timeouts only as often as this.
       connectionsCheckingInterval: 1_000,
     },
     logger: false,
     bodyLimit: BODY_LIMIT,
-    requestTimeout: settings.requestTimeoutMs ?? REQUEST_TIMEOUT_MS,
+    requestTimeout: requestTimeoutMs,
     // Longer than the API server keeps idle connections, so that it is never cut off while asking.
     keepAliveTimeout: 120_000,
     forceCloseConnections: 'idle',
@@ -93,7 +97,10 @@ export async function startWebhook(settings: WebhookSettings, log: Log): Promise
   const stop = async () => {
     log.info({ event: 'stopping' }, 'stopping')
     stopWatching()
+    // A server that closes no longer enforces its timeouts.
+    const cut = setTimeout(() => app.server.closeAllConnections(), requestTimeoutMs)
     await app.close()
+    clearTimeout(cut)
     log.info({ event: 'stopped' }, 'stopped')
   }
   let stopped: Promise<void> | undefined

@@ -1,6 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import {
+  accessSync,
   closeSync,
+  constants,
   existsSync,
   fsyncSync,
   linkSync,
@@ -153,6 +155,8 @@ function fsyncPath(path: string): void {
 }
 
 function openExisting(path: string): Omit<OpenedFile, 'created'> {
+  // SQLite would open it for reading, and call the lock that it then cannot take a disk failure.
+  accessSync(path, constants.R_OK | constants.W_OK)
   // Looked at before SQLite opens the file, because then there always is one, perhaps empty.
   const hasWal = (statSync(walOf(path), { throwIfNoEntry: false })?.size ?? 0) > 0
   const db = new Database(path, { fileMustExist: true, timeout: 0 })
