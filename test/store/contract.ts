@@ -141,89 +141,96 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
       }),
     )
 
-    test('any interleaving of calls agrees with a plain map', async () => {
-      const store = await open()
-      const step = fc.oneof(
-        { weight: 4, arbitrary: fc.record({ do: fc.constant('raise' as const), scope: scopeOfFew, token: anyToken, overlapping: fc.boolean() }) }, // prettier-ignore
-        {
-          weight: 2,
-          arbitrary: fc.record({ do: fc.constant('read' as const), scope: scopeOfFew }),
-        },
-        { weight: 1, arbitrary: fc.record({ do: fc.constant('await' as const) }) },
-      )
-      let run = 0
-      await fc.assert(
-        fc.asyncProperty(fc.array(step, { maxLength: 40 }), async (steps) => {
-          const prefix = `${run++}/`
-          const model = new Map<string, { mark: Token; overlapping: boolean }>()
-          let underway: Promise<void>[] = []
-          for (const each of steps) {
-            if (each.do === 'await') {
-              await Promise.all(underway)
-              underway = []
-              continue
-            }
-            const scope = prefix + each.scope
-            const before = model.get(scope)
-            if (each.do === 'raise') {
-              const rises = before === undefined || each.token > before.mark
-              const after = rises
-                ? { mark: each.token, overlapping: each.overlapping && before !== undefined }
-                : before
-              model.set(scope, after)
-              underway.push(
-                store.raise(scope, each.token, each.overlapping).then((raised) => {
-                  assert.deepEqual(raised, { ...after, from: before?.mark })
-                }),
-              )
-            } else {
-              // Calls made later may be seen already: they may have shared the commit.
-              underway.push(
-                store.read(scope).then((row) => {
-                  if (before !== undefined) assert.ok(row !== undefined && row.mark >= before.mark)
-                  const latest = model.get(scope)
-                  if (row !== undefined) assert.ok(latest !== undefined && row.mark <= latest.mark)
-                }),
-              )
-            }
-          }
-          await Promise.all(underway)
-          const listed = await store.list(prefix, undefined, 1000)
-          assert.deepEqual(
-            new Map(listed.map(({ scope, mark }) => [scope, mark])),
-            new Map([...model].map(([scope, { mark }]) => [scope, mark])),
-          )
-        }),
-      )
-      await store.close(true)
-    })
-
-    test('the list agrees with sorting and filtering, for any prefix, start and limit', async () => {
-      const store = await open()
-      const text = fc.string({ unit: fc.constantFrom(...ODD_CHARACTERS), maxLength: 3 })
-      let run = 0
-      await fc.assert(
-        fc.asyncProperty(
-          fc.uniqueArray(text, { maxLength: 12 }),
-          text,
-          fc.option(text, { nil: undefined }),
-          fc.integer({ min: 0, max: 15 }),
-          async (scopes, prefix, after, limit) => {
-            const root = `${run++}/`
-            await Promise.all(scopes.map((scope) => store.raise(root + scope, token('1'), false)))
-            const start = after === undefined ? undefined : root + after
-            const expected = scopes
-              .map((scope) => root + scope)
-              .filter((scope) => scope.startsWith(root + prefix))
-              .filter((scope) => start === undefined || compareBytes(scope, start) > 0)
-              .sort(compareBytes)
-              .slice(0, limit)
-            assert.deepEqual((await store.list(root + prefix, start, limit)).map(scopeOf), expected)
+    test(
+      'any interleaving of calls agrees with a plain map',
+      withStore(async (store) => {
+        const step = fc.oneof(
+          { weight: 4, arbitrary: fc.record({ do: fc.constant('raise' as const), scope: scopeOfFew, token: anyToken, overlapping: fc.boolean() }) }, // prettier-ignore
+          {
+            weight: 2,
+            arbitrary: fc.record({ do: fc.constant('read' as const), scope: scopeOfFew }),
           },
-        ),
-      )
-      await store.close(true)
-    })
+          { weight: 1, arbitrary: fc.record({ do: fc.constant('await' as const) }) },
+        )
+        let run = 0
+        await fc.assert(
+          fc.asyncProperty(fc.array(step, { maxLength: 40 }), async (steps) => {
+            const prefix = `${run++}/`
+            const model = new Map<string, { mark: Token; overlapping: boolean }>()
+            let underway: Promise<void>[] = []
+            for (const each of steps) {
+              if (each.do === 'await') {
+                await Promise.all(underway)
+                underway = []
+                continue
+              }
+              const scope = prefix + each.scope
+              const before = model.get(scope)
+              if (each.do === 'raise') {
+                const rises = before === undefined || each.token > before.mark
+                const after = rises
+                  ? { mark: each.token, overlapping: each.overlapping && before !== undefined }
+                  : before
+                model.set(scope, after)
+                underway.push(
+                  store.raise(scope, each.token, each.overlapping).then((raised) => {
+                    assert.deepEqual(raised, { ...after, from: before?.mark })
+                  }),
+                )
+              } else {
+                // Calls made later may be seen already: they may have shared the commit.
+                underway.push(
+                  store.read(scope).then((row) => {
+                    if (before !== undefined)
+                      assert.ok(row !== undefined && row.mark >= before.mark)
+                    const latest = model.get(scope)
+                    if (row !== undefined)
+                      assert.ok(latest !== undefined && row.mark <= latest.mark)
+                  }),
+                )
+              }
+            }
+            await Promise.all(underway)
+            const listed = await store.list(prefix, undefined, 1000)
+            assert.deepEqual(
+              new Map(listed.map(({ scope, mark }) => [scope, mark])),
+              new Map([...model].map(([scope, { mark }]) => [scope, mark])),
+            )
+          }),
+        )
+      }),
+    )
+
+    test(
+      'the list agrees with sorting and filtering, for any prefix, start and limit',
+      withStore(async (store) => {
+        const text = fc.string({ unit: fc.constantFrom(...ODD_CHARACTERS), maxLength: 3 })
+        let run = 0
+        await fc.assert(
+          fc.asyncProperty(
+            fc.uniqueArray(text, { maxLength: 12 }),
+            text,
+            fc.option(text, { nil: undefined }),
+            fc.integer({ min: 0, max: 15 }),
+            async (scopes, prefix, after, limit) => {
+              const root = `${run++}/`
+              await Promise.all(scopes.map((scope) => store.raise(root + scope, token('1'), false)))
+              const start = after === undefined ? undefined : root + after
+              const expected = scopes
+                .map((scope) => root + scope)
+                .filter((scope) => scope.startsWith(root + prefix))
+                .filter((scope) => start === undefined || compareBytes(scope, start) > 0)
+                .sort(compareBytes)
+                .slice(0, limit)
+              assert.deepEqual(
+                (await store.list(root + prefix, start, limit)).map(scopeOf),
+                expected,
+              )
+            },
+          ),
+        )
+      }),
+    )
 
     test(
       'the list begins with the empty scope and ends with the last character of Unicode',

@@ -13,10 +13,10 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { join } from 'node:path'
-import { describe, test } from 'node:test'
+import { afterEach, describe, test } from 'node:test'
 import Database from 'better-sqlite3'
 import { openStore } from '../../src/store/open.ts'
-import { StoreError } from '../../src/store/store.ts'
+import { StoreError, type Store } from '../../src/store/store.ts'
 import { storesApart } from './apart.ts'
 import { token } from './contract.ts'
 import { temporaryFolder } from './folder.ts'
@@ -30,11 +30,19 @@ function newPath(): string {
   return join(inside, 'fence.db')
 }
 
-const open = (path: string, create = true) =>
-  openStore(
+/** What a test opened and, failing, did not close would keep the process alive. */
+const opened: Store[] = []
+afterEach(async () => {
+  await Promise.allSettled(opened.splice(0).map((store) => store.close(false)))
+})
+async function open(path: string, create = true): Promise<{ store: Store; created: boolean }> {
+  const result = await openStore(
     { type: 'sqlite', path, create },
     { committed: () => undefined, failed: () => undefined, died: () => undefined },
   )
+  opened.push(result.store)
+  return result
+}
 
 /** The store at `path` does not open: the message has all of `words`, and the file stays as it is. */
 async function refuses(path: string, words: RegExp[], create = true): Promise<void> {
