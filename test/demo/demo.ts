@@ -4,7 +4,7 @@
  * claims, it says so and exits with 1.
  */
 import { setTimeout as delay } from 'node:timers/promises'
-import type { Answered, Happening, Told, WorkerName } from './happening.ts'
+import type { Happening, Told, WorkerName } from './happening.ts'
 import { now } from './happening.ts'
 import { startLeaseSource } from './lease-source.ts'
 import { startLegacyApi, type LegacyApi } from './legacy-api.ts'
@@ -208,14 +208,20 @@ async function perform({ title, middle, play, course, toldA, why }: Act): Promis
     api.history.join() === course.join(),
     `the API was to do this: ${course.join(', ')}; it did this: ${api.history.join(', ')}`,
   )
-  const answer = happenings.find((it): it is Answered & Happening => {
-    return it.kind === 'answered' && it.worker === 'A'
-  })
-  const told = [answer?.status, answer?.result].filter((word) => word !== undefined).join(' ')
-  claim(told === toldA, `worker A was to be told "${toldA}", and was told "${told}"`)
+  const a = answerTo('A', happenings)
+  claim(a === toldA, `worker A was to be told "${toldA}", and was told "${a}"`)
+  const b = answerTo('B', happenings)
+  claim(b.startsWith('200'), `worker B was to be told 200, and was told "${b}"`)
   print(`  ${why}`)
   leases.close()
   api.close()
+}
+
+/** Status and `Fencing-Result` of the answer that a worker got. */
+function answerTo(worker: WorkerName, happenings: readonly Happening[]): string {
+  const answers = happenings.filter((happening) => happening.kind === 'answered')
+  const { status, result } = answers.find((answer) => answer.worker === worker) ?? {}
+  return [status, result].filter((word) => word !== undefined).join(' ')
 }
 
 function verdict(held: string): string {

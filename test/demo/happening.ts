@@ -9,7 +9,16 @@ export type Told =
   | { readonly kind: 'paused' | 'resumed'; readonly worker: WorkerName }
   | { readonly kind: 'expired'; readonly token: string }
   | { readonly kind: 'sent'; readonly worker: WorkerName; readonly token: string }
-  | Answered
+  | {
+      readonly kind: 'answered'
+      readonly worker: WorkerName
+      readonly token: string
+      readonly status: number
+      /** What the sidecar made of the write: its `Fencing-Result`. */
+      readonly result?: string | undefined
+      /** The mark, where a refusal names it. */
+      readonly highest?: string | undefined
+    }
   /** A proxy that only checks found nothing against a write. */
   | { readonly kind: 'checked'; readonly token: string }
   /** The sidecar's mark, as its admin port shows it. */
@@ -19,17 +28,6 @@ export type Told =
   | { readonly kind: 'waiting' }
   | { readonly kind: 'received'; readonly result: string; readonly slow: boolean }
   | { readonly kind: 'stored'; readonly result: string }
-
-export interface Answered {
-  readonly kind: 'answered'
-  readonly worker: WorkerName
-  readonly token: string
-  readonly status: number
-  /** What the sidecar made of the write: its `Fencing-Result`. */
-  readonly result?: string | undefined
-  /** The mark, where a refusal names it. */
-  readonly highest?: string | undefined
-}
 
 export type Happening = Told & { readonly at: number }
 

@@ -56,7 +56,7 @@ function run(script: string, args: readonly string[], onLine: (line: string) => 
   return child
 }
 
-/** A worker in a process of its own, and the strings it hangs on. */
+/** A worker, in a process of its own. */
 export interface Worker {
   /** Stops the whole process, as a frozen machine or a long garbage collection does. */
   pause(): Promise<void>
