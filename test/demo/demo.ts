@@ -5,7 +5,7 @@
  */
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Happening, Told, WorkerName } from './happening.ts'
-import { now } from './happening.ts'
+import { fromWallClock, now } from './happening.ts'
 import { startLeaseSource } from './lease-source.ts'
 import { startLegacyApi, type LegacyApi } from './legacy-api.ts'
 import { startNaiveProxy } from './naive-proxy.ts'
@@ -32,7 +32,7 @@ Job 17 belongs to B from then on: at the end of each act, the API should hold B'
 /** Each act begins with a world of its own. */
 interface Stage {
   readonly api: LegacyApi
-  readonly tell: (told: Told) => void
+  readonly tell: (told: Told, at?: number) => void
   /** Starts a worker that writes to `target`; resolves when it has its lease. */
   readonly enter: (name: WorkerName, target: string) => Promise<Worker>
 }
@@ -69,9 +69,9 @@ const ACTS: readonly Act[] = [
     play: (stage) =>
       withSidecar(stage, async (sidecar) => {
         await wakeAndWrite(stage, sidecar.url, async () => {
-          const { mark } = await sidecar.job()
+          const { mark, raisedAt } = await sidecar.job()
           claim(mark === '42', `the sidecar was to record 42, not ${String(mark)}`)
-          stage.tell({ kind: 'marked', mark })
+          stage.tell({ kind: 'marked', mark }, fromWallClock(raisedAt))
         })
         await until(
           () => sidecar.log.some(({ event, token }) => event === 'stale_write' && token === '41'),
@@ -170,9 +170,9 @@ async function overtakeOnTheWay(
 }
 
 async function withSidecar(stage: Stage, play: (sidecar: Sidecar) => Promise<void>): Promise<void> {
-  const sidecar = await startSidecar(stage.api.url, ({ event, from, to }: LogLine) => {
+  const sidecar = await startSidecar(stage.api.url, ({ event, time, from, to }: LogLine) => {
     if (event !== 'takeover') return
-    stage.tell({ kind: 'takeover', from: String(from), to: String(to) })
+    stage.tell({ kind: 'takeover', from: String(from), to: String(to) }, fromWallClock(time))
   })
   await play(sidecar)
   await sidecar.stop()
@@ -181,7 +181,7 @@ async function withSidecar(stage: Stage, play: (sidecar: Sidecar) => Promise<voi
 async function perform({ title, middle, play, course, toldA, why }: Act): Promise<void> {
   print('', paint('bold', title), '')
   const happenings: Happening[] = []
-  const tell = (told: Told) => void happenings.push({ ...told, at: now() })
+  const tell = (told: Told, at = now()) => void happenings.push({ ...told, at })
   const api = await startLegacyApi(tell)
   const leases = await startLeaseSource(tell)
   try {

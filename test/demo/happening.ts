@@ -35,3 +35,8 @@ export type Happening = Told & { readonly at: number }
 export function now(): number {
   return Number(process.hrtime.bigint()) / 1e6
 }
+
+/** The moment by that clock at which something happened that the sidecar dated for people to read. */
+export function fromWallClock(date: unknown): number {
+  return now() - (Date.now() - Date.parse(String(date)))
+}

@@ -110,7 +110,12 @@ export interface Sidecar {
   /** Its log so far. */
   readonly log: readonly LogLine[]
   /** What its admin port says of the job. */
-  job(): Promise<{ readonly mark?: string; readonly inFlight?: number; readonly waiting?: number }>
+  job(): Promise<{
+    readonly mark?: string
+    readonly raisedAt?: string
+    readonly inFlight?: number
+    readonly waiting?: number
+  }>
   stop(): Promise<void>
 }
 
