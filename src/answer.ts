@@ -18,7 +18,11 @@ interface Entry {
   readonly title: string
   /** Seconds, where waiting is the remedy. */
   readonly retryAfter?: number
+  /** The methods that are taken, which a 405 has to name (RFC 9110, 15.5.6). */
+  readonly allow?: string
 }
+
+const ALLOW = 'GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE'
 
 export const REFUSALS = {
   stale: { status: 409, title: 'A newer owner has taken this scope over' },
@@ -40,8 +44,8 @@ const PROBLEMS = {
   'too-many-fields': { status: 431, title: 'The request has too many header fields' },
   'http-version': { status: 505, title: 'This version of HTTP is not spoken here' },
   'expectation-failed': { status: 417, title: 'This expectation cannot be met' },
-  'connect-refused': { status: 405, title: 'This is no tunnel' },
-  'trace-refused': { status: 405, title: 'TRACE is not answered here' },
+  'connect-refused': { status: 405, title: 'This is no tunnel', allow: ALLOW },
+  'trace-refused': { status: 405, title: 'TRACE is not answered here', allow: ALLOW },
   'client-timeout': { status: 408, title: 'The request body did not arrive in time' },
   'read-unreachable': { status: 502, title: 'The backend could not be reached' },
   'read-failed': { status: 502, title: 'The backend did not answer properly' },
@@ -136,6 +140,7 @@ function write(
     ...fields,
   ] // prettier-ignore
   if (entry.retryAfter !== undefined) head.push('Retry-After', entry.retryAfter.toString())
+  if (entry.allow !== undefined) head.push('Allow', entry.allow)
   dismissBody(req, res)
   const code = status ?? entry.status
   res.writeHead(code, STATUS_CODES[code] ?? '', head)
