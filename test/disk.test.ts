@@ -101,12 +101,12 @@ describe('a faulty disk', { skip: noFaultyDisk, concurrency: 2 }, () => {
     const { start } = await open(t)
     const program = await start()
     await write(program.port, 41)
-    disk.fail('eio-fsync')
+    disk.fail('enospc-write')
     program.child.kill('SIGTERM')
     assert.deepEqual(await program.ended, { code: 1, signal: null })
     assert.match(
       program.stderr,
-      /^fencing-proxy: [^\n]*the disk of the store[^\n]* failed[^\n]*\n$/,
+      /^fencing-proxy: [^\n]*the disk of the store[^\n]* is full[^\n]*\n$/,
     )
     assert.doesNotMatch(program.stderr, /unforeseen/)
     assert.equal(program.events('stopped')[0]?.['clean'], false)
