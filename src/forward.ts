@@ -43,7 +43,7 @@ export type Ending =
   | { readonly kind: 'answered'; readonly status: number }
   | {
       readonly kind: 'unsent'
-      readonly why: 'unreachable' | 'overtaken' | 'left'
+      readonly why: 'unreachable' | 'overtaken' | 'left' | 'stopping'
       readonly cause?: Error
     }
   | { readonly kind: 'unknown'; readonly why: UnknownReason; readonly cause?: Error }
@@ -59,6 +59,8 @@ export type UnknownReason =
   | 'left'
   /** The client stopped sending in the middle of its body. */
   | 'client-timeout'
+  /** An upgraded connection, which would never end by itself, was closed because the proxy stops. */
+  | 'stopping'
 
 export interface Exchange {
   /**
@@ -132,11 +134,13 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   /** The response is read and dropped. */
   #discarding = false
   #status = 0
+  #bodyBegan = false
 
   // One timer serves every wait: signs of life only note the time, and the timer looks at it.
   #timer: NodeJS.Timeout
   #awaited: Awaited = 'backend'
   #lastSign = performance.now()
+  #expired = false
   /** Once overtaken: the end, whatever happens. */
   #deadline = Infinity
 
@@ -210,12 +214,14 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (!this.#sentWhole) dismissBody(req, res)
     res.sendDate = false
     res.writeHead(status, statusText, answerFields.concat(passedOn(status, rawFields)))
+    process.nextTick(this.#passHead)
     return true
   }
 
   onData(chunk: Buffer): boolean {
     this.#lastSign = performance.now()
     const { res } = this.#outgoing
+    this.#bodyBegan = true
     if (this.#over || this.#discarding || res.destroyed || res.write(chunk)) return true
     if (this.#deadline !== Infinity) {
       this.#keepUpOrDiscard()
@@ -271,6 +277,16 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     else this.#breakOff(this.#cutShort('left'))
   }
 
+  /**
+   * Node sends a head together with the first bytes of the body. Where none came with it (an event
+   * stream, a long poll), the client must not have to wait for them.
+   */
+  readonly #passHead = (): void => {
+    if (!this.#bodyBegan && !this.#over && !this.#outgoing.res.destroyed) {
+      this.#outgoing.res.flushHeaders()
+    }
+  }
+
   /** A request that is queued for a connection is never sent when its client leaves. */
   #watchQueued(): void {
     this.#stopWatching = onDeparture(this.#outgoing.req.socket, () => {
@@ -294,12 +310,19 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   }
 
   readonly #look = (): void => {
+    if (this.#over) return
     const { clientTimeoutMs, responseTimeoutMs } = this.#settings
     const allowed = this.#awaited === 'backend' ? responseTimeoutMs : clientTimeoutMs
     const end = Math.min(this.#lastSign + allowed, this.#deadline)
     const left = end - performance.now()
-    if (left > 0) this.#lookIn(left)
-    else if (end === this.#deadline) this.#breakOff({ kind: 'unknown', why: 'timeout' })
+    if (left > 0) {
+      this.#expired = false
+      this.#lookIn(left)
+    } else if (!this.#expired) {
+      // After a pause of this process, timers come before what has arrived meanwhile: look once more.
+      this.#expired = true
+      setImmediate(this.#look)
+    } else if (end === this.#deadline) this.#breakOff({ kind: 'unknown', why: 'timeout' })
     else this.#onSilence()
   }
 

@@ -385,6 +385,9 @@ export class Proxy {
       case 'unreachable':
         this.#refuse(request, 'unreachable', known)
         return
+      case 'stopping':
+        this.#refuse(request, 'unavailable', known)
+        return
       case 'reset':
         this.#refuse(request, 'unknown', known)
         return
@@ -518,6 +521,7 @@ const READ_PROBLEMS = {
   reset: 'read-failed',
   timeout: 'read-timeout',
   'client-timeout': 'client-timeout',
+  stopping: 'stopping',
 } as const
 
 const CONTINUE = '100-continue'

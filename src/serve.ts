@@ -158,6 +158,8 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     stopping = true
     log.info({ event: 'stopping' }, 'stopping: new requests are refused, those under way end')
     listener.close()
+    // Upgraded connections would not end by themselves.
+    void tunnel.close()
     const allEnded = await within(clock, config.shutdownTimeoutMs, proxy.stop())
     await closeServers()
     const unrecorded = await closeStore(store, allEnded)

@@ -26,7 +26,7 @@ export function createTunnel(settings: ForwardSettings): Forwarder {
       return tunnel
     },
     close() {
-      for (const tunnel of open.values()) tunnel.overtake()
+      for (const tunnel of open.values()) tunnel.cutOff('stopping')
       return Promise.resolve()
     },
   }
@@ -90,13 +90,13 @@ class Tunnel implements Exchange {
     else this.#finish({ kind: 'unsent', why: 'unreachable', cause })
   }
 
-  /** Both ends are closed at once: nobody can say how much of what was sent was read. */
   overtake(): void {
-    this.#breakOff(
-      this.#connected
-        ? { kind: 'unknown', why: 'overtaken' }
-        : { kind: 'unsent', why: 'overtaken' },
-    )
+    this.cutOff('overtaken')
+  }
+
+  /** Both ends are closed at once: nobody can say how much of what was sent was read. */
+  cutOff(why: 'overtaken' | 'stopping'): void {
+    this.#breakOff(this.#connected ? { kind: 'unknown', why } : { kind: 'unsent', why })
   }
 
   readonly #onClientClose = (): void => {

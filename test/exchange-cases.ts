@@ -24,7 +24,11 @@ import {
 export type ExchangeCase = (t: TestContext, start: Start) => Promise<void>
 
 /** Starts the proxy in front of `url`; with which forwarder is for the caller to say. */
-export type Start = (t: TestContext, url: string, overrides?: Overrides) => Promise<TestProxy>
+export type Start<P = TestProxy> = (
+  t: TestContext,
+  url: string,
+  overrides?: Overrides,
+) => Promise<P>
 
 export const SETTLE_MS = 300
 
@@ -263,7 +267,7 @@ export const endings: Record<string, ExchangeCase> = {
 
   'a backend that answers with an invalid chunk: a broken connection': oddAnswer(
     'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n',
-    (client) => assert.ok(client.closed),
+    (client) => until(() => client.closed || client.ended),
   ),
 
   ...Object.fromEntries(
@@ -304,7 +308,10 @@ function cutShort(bytes: string, version: string): ExchangeCase {
   }
 }
 
-function oddAnswer(bytes: string, check: (client: RawClient) => void): ExchangeCase {
+function oddAnswer(
+  bytes: string,
+  check: (client: RawClient) => void | Promise<void>,
+): ExchangeCase {
   return async (t, start) => {
     const { url } = await startRawBackend(t, (socket) =>
       socket.once('data', () => socket.write(bytes, 'latin1')),
@@ -313,7 +320,7 @@ function oddAnswer(bytes: string, check: (client: RawClient) => void): ExchangeC
     const client = await connect(t, proxy.port)
     client.send(head(41, 'Content-Length: 0'))
     await until(() => client.closed || client.received.includes('\r\n\r\n'))
-    check(client)
+    await check(client)
     assert.equal(client.received.match(/HTTP\/1\.1/g)?.length ?? 1, 1)
     assert.equal(await proxy.metric('fencing_unknown_outcomes_total', { reason: 'reset' }), 1)
   }
@@ -329,18 +336,7 @@ export const framing: Record<string, ExchangeCase> = {
   ),
 
   'Trailer fields and trailers: the process lives, and a trailer is never a header (node-http-proxy #1647)':
-    async (t, start) => {
-      const backend = await startBackend(t)
-      const proxy = await start(t, backend.url)
-      assert.deepEqual(
-        await statuses(t, proxy.port, 'GET /x HTTP/1.1\r\nHost: a\r\nTrailer: X-T\r\n\r\n'),
-        ['200'],
-      )
-      const bytes =
-        'PUT /jobs/17 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: Fencing-Token\r\n\r\n1\r\nx\r\n0\r\nFencing-Token: 5\r\n\r\n'
-      assert.deepEqual(await statuses(t, proxy.port, bytes), ['428'])
-      assert.equal(backend.seen.length, 1)
-    },
+    trailers,
 
   'a target is forwarded as it came, byte for byte': async (t, start) => {
     const backend = await startBackend(t)
@@ -383,4 +379,21 @@ function chunkedSmuggling(method: string): ExchangeCase {
     )
     assert.equal(backend.seen[0]?.body, SMUGGLED)
   }
+}
+
+/** A case of its own, because the process that does not pass it dies. */
+export async function trailers(
+  t: TestContext,
+  start: Start<{ readonly port: number }>,
+): Promise<void> {
+  const backend = await startBackend(t)
+  const proxy = await start(t, backend.url)
+  assert.deepEqual(
+    await statuses(t, proxy.port, 'GET /x HTTP/1.1\r\nHost: a\r\nTrailer: X-T\r\n\r\n'),
+    ['200'],
+  )
+  const bytes =
+    'PUT /jobs/17 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: Fencing-Token\r\n\r\n1\r\nx\r\n0\r\nFencing-Token: 5\r\n\r\n'
+  assert.deepEqual(await statuses(t, proxy.port, bytes), ['428'])
+  assert.equal(backend.seen.length, 1)
 }

@@ -141,21 +141,30 @@ function findConflict(pod: Pod, wanted: Wanted, app: AppPort): Denied | undefine
       `give another one in ${key}`,
     )
   }
-  const named = wanted.steering === 'named-port'
-  const reserved = named ? [ADMIN_PORT_NAME] : [ADMIN_PORT_NAME, OWN_PORT_NAME]
-  const owner = userPorts(pod).find(({ port }) =>
-    port === app.port
-      ? reserved.includes(app.originalName)
-      : [...reserved, app.originalName || undefined].includes(port.name ?? undefined) &&
-        (port.name ?? '') !== '',
-  )
-  if (owner !== undefined) {
+  const reserved = [ADMIN_PORT_NAME, OWN_PORT_NAME]
+  const clash = userPorts(pod).find(({ port }) => {
+    if (port === app.port) return reserved.includes(app.originalName)
+    const name = port.name ?? ''
+    return name !== '' && [...reserved, app.originalName].includes(name)
+  })
+  if (clash !== undefined) {
+    const name = clash.port === app.port ? app.originalName : (clash.port.name ?? '')
     return deny(
-      `the port name ${owner.port === app.port ? app.originalName : (owner.port.name ?? '')} is taken by container ${owner.container.name}, and a Service finds the first port of a name, fenced or not`,
+      `the port name ${name} is taken by container ${clash.container.name}, and a Service finds the first port of a name, fenced or not`,
       'give that port another name',
     )
   }
-  if (named && (app.port.hostPort ?? 0) !== 0) {
+  const number = app.port.containerPort
+  const second = userPorts(pod).find(
+    ({ port }) => port !== app.port && isTcp(port) && port.containerPort === number,
+  )
+  if (second !== undefined) {
+    return deny(
+      `port ${number} is declared by container ${second.container.name} too, and only one can listen on it`,
+      'remove one of the declarations',
+    )
+  }
+  if (wanted.steering === 'named-port' && (app.port.hostPort ?? 0) !== 0) {
     return deny(
       `port ${app.originalName} has a hostPort, which leads past the fence`,
       'remove the hostPort, or choose the steering redirect',

@@ -1,10 +1,18 @@
 /** What `check` looks at: Pods, and the objects that lead to Pods. Pure. */
 import { z } from 'zod'
-import { describeIssues, type Pod } from './pod.ts'
+import { fits, mistakeIn, type Pod } from './pod.ts'
 import { decide } from './patch.ts'
 import { readAnnotations, type Injector } from './settings.ts'
 import { readFence, type Fence } from './sidecar.ts'
-import { Manifest, findWarnings, itemsOf, nameOf, readTemplate, type Warning } from './workload.ts'
+import {
+  findWarnings,
+  itemsOf,
+  nameOf,
+  readManifest,
+  readTemplate,
+  type Manifest,
+  type Warning,
+} from './workload.ts'
 
 const PortReference = z.union([z.string(), z.int()])
 const Labels = z.record(z.string(), z.string())
@@ -105,12 +113,12 @@ export class Cluster {
 
   /** Takes an object in, or every object of a list. Kinds that lead to no Pod are left out. */
   take(value: unknown): void {
-    const parsed = Manifest.safeParse(value)
-    if (!parsed.success) {
-      this.mistakes.push(`no object of Kubernetes: ${describeIssues(parsed.error)}`)
+    const read = readManifest(value)
+    if ('mistake' in read) {
+      this.mistakes.push(read.mistake)
       return
     }
-    const object = parsed.data
+    const { object } = read
     const items = itemsOf(object)
     if (items !== undefined) {
       for (const item of items) this.take(item)
@@ -132,10 +140,9 @@ export class Cluster {
     }
   }
 
-  #read<T>(schema: z.ZodType<T>, named: Named, object: Manifest, into: (Named & T)[]): void {
-    const parsed = schema.safeParse(object)
-    if (parsed.success) into.push({ ...parsed.data, ...named })
-    else this.mistakes.push(`${named.label}: ${describeIssues(parsed.error)}`)
+  #read<T>(schema: z.ZodType<T, T>, named: Named, object: Manifest, into: (Named & T)[]): void {
+    if (fits(schema, object)) into.push({ ...object, ...named })
+    else this.mistakes.push(`${named.label}: ${mistakeIn(schema, object)}`)
   }
 
   #takePods(object: Manifest, named: Named): void {

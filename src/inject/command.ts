@@ -27,11 +27,13 @@ type FileFlags = InjectorFlags & { readonly file: string }
 
 export function addInjectCommand(program: Command, host: Host): void {
   const image = `fencing-proxy:${host.version}`
+  // Flags after `check` and `serve` are theirs, also those that `inject` has too. Commander then has
+  // to be told so from the top on.
+  program.enablePositionalOptions()
   const inject = withInjector(
     program
       .command('inject')
       .description('write manifests with the sidecar in every Pod whose annotations ask for it')
-      // Flags after `check` or `serve` are theirs, also those of the same name.
       .enablePositionalOptions()
       // Not a required option: commander would ask for it after `serve` too.
       .option('-f, --file <file>', 'YAML or JSON; - is standard input')

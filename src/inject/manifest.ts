@@ -1,13 +1,12 @@
 /** Injection into manifests before they reach a cluster. Pure. */
 import { parseDocuments, printObject } from './objects.ts'
 import { decide } from './patch.ts'
-import { describeIssues } from './pod.ts'
 import type { Injector } from './settings.ts'
 import {
-  Manifest,
   isMapping,
   itemsOf,
   nameOf,
+  readManifest,
   readTemplate,
   templatePath,
   findWarnings,
@@ -48,12 +47,12 @@ interface Report {
 
 /** The object with its Pods fenced; `value` itself where there is nothing to change. */
 function injectObject(value: unknown, injector: Injector, report: Report): unknown {
-  const parsed = Manifest.safeParse(value)
-  if (!parsed.success) {
-    report.mistakes.push(`no object of Kubernetes: ${describeIssues(parsed.error)}`)
+  const read = readManifest(value)
+  if ('mistake' in read) {
+    report.mistakes.push(read.mistake)
     return value
   }
-  const object = parsed.data
+  const { object } = read
   const items = itemsOf(object)
   if (items !== undefined) {
     const injected = items.map((item) => injectObject(item, injector, report))

@@ -1,5 +1,5 @@
 /** YAML and JSON as kubectl reads them. Pure. */
-import { Document, parseAllDocuments, type Tags } from 'yaml'
+import { Document, isScalar, parseAllDocuments, type Tags } from 'yaml'
 
 /**
  * kubectl reads YAML 1.1: 0644 is octal, yes is true. Unlike YAML 1.1 it takes dates and times of
@@ -29,7 +29,8 @@ export function parseDocuments(text: string): Documents {
     errors.map(({ message }) => message.split('\n')[0] ?? ''),
   )
   if (mistakes.length > 0) return { mistakes }
-  return { documents: parsed.filter(({ contents }) => contents !== null) }
+  const isEmpty = ({ contents }: Document.Parsed) => isScalar(contents) && contents.value === null
+  return { documents: parsed.filter((document) => !isEmpty(document)) }
 }
 
 /** Text that old and new readers of YAML agree on: "yes", "0644" and "12:30" are quoted. */

@@ -56,8 +56,7 @@ export const Metadata = z.looseObject({
   ownerReferences: z.array(z.looseObject({ kind: text, name: text })).nullish(),
 })
 
-/** A Pod, or the template of one. */
-export const Pod = z.looseObject({
+const PodSchema = z.looseObject({
   metadata: Metadata.nullish(),
   spec: z.looseObject({
     containers: z.array(Container),
@@ -70,7 +69,8 @@ export const Pod = z.looseObject({
   }),
 })
 
-export type Pod = z.output<typeof Pod>
+/** A Pod, or the template of one. */
+export type Pod = z.output<typeof PodSchema>
 export type Container = z.output<typeof Container>
 export type Port = z.output<typeof Port>
 export type Volume = z.output<typeof Volume>
@@ -99,9 +99,22 @@ export function isTcp(port: Port): boolean {
   return (port.protocol ?? 'TCP') === 'TCP'
 }
 
-/** What is wrong with an object that does not fit its schema, in one line. */
-export function describeIssues(error: z.ZodError): string {
-  return error.issues
+export function readPod(value: unknown): { readonly pod: Pod } | { readonly mistake: string } {
+  return fits(PodSchema, value) ? { pod: value } : { mistake: mistakeIn(PodSchema, value) }
+}
+
+/**
+ * Whether the value is what the schema says, which must change nothing in it. The value itself is
+ * used from there on: what zod answers has its keys in another order, which people would notice.
+ */
+export function fits<T>(schema: z.ZodType<T, T>, value: unknown): value is T {
+  return schema.safeParse(value).success
+}
+
+/** In one line; empty where the value fits. */
+export function mistakeIn(schema: z.ZodType, value: unknown): string {
+  const issues = schema.safeParse(value).error?.issues ?? []
+  return issues
     .map((issue) => `${issue.path.map(String).join('.') || 'the object'}: ${issue.message}`)
     .join('; ')
 }

@@ -10,9 +10,9 @@ import { z } from 'zod'
 import type { Log } from '../log.ts'
 import { readCertificate, watchCertificate, type CertificateFiles } from './certificate.ts'
 import { decide } from './patch.ts'
-import { Pod, describeIssues } from './pod.ts'
+import { fits, mistakeIn, readPod } from './pod.ts'
 import type { Injector } from './settings.ts'
-import { Manifest, findWarnings } from './workload.ts'
+import { findWarnings, readManifest } from './workload.ts'
 
 export interface WebhookSettings {
   readonly listen: { readonly host: string; readonly port: number }
@@ -176,13 +176,11 @@ function answerQuestions(
 
   const question = (path: string, answer: (request: Request, injector: Injector) => Answer) => {
     app.post(path, (httpRequest, reply) => {
-      const review = Review.safeParse(httpRequest.body)
-      if (!review.success) {
-        return reply
-          .code(400)
-          .send({ error: `no AdmissionReview: ${describeIssues(review.error)}` })
+      const { body } = httpRequest
+      if (!fits(Review, body)) {
+        return reply.code(400).send({ error: `no AdmissionReview: ${mistakeIn(Review, body)}` })
       }
-      const { request } = review.data
+      const { request } = body
       const answered = answerSafely(() => answer(request, injector), log)
       metrics.reviews.inc({ path, result: answered.result })
       logAnswer(log, request, answered)
@@ -204,9 +202,9 @@ function mutate(request: Request, injector: Injector): Answer {
       ],
     }
   }
-  const pod = Pod.safeParse(request.object)
-  if (!pod.success) return refused(422, `the Pod cannot be read: ${describeIssues(pod.error)}`)
-  const decision = decide(pod.data, injector)
+  const read = readPod(request.object)
+  if ('mistake' in read) return refused(422, `the Pod cannot be read: ${read.mistake}`)
+  const decision = decide(read.pod, injector)
   switch (decision.kind) {
     case 'ignored':
       return {
@@ -224,8 +222,9 @@ function mutate(request: Request, injector: Injector): Answer {
 
 /** Warns only: what cannot be fenced is refused when its Pods come. */
 function validate(request: Request, injector: Injector): Answer {
-  const object = Manifest.safeParse(request.object)
-  const found = object.success ? findWarnings(object.data, injector).map(({ words }) => words) : []
+  const read = readManifest(request.object)
+  const warnings = 'object' in read ? findWarnings(read.object, injector) : []
+  const found = warnings.map(({ words }) => words)
   return found.length === 0 ? { result: 'ignored' } : { result: 'warned', warnings: found }
 }
 
@@ -265,8 +264,8 @@ function reviewOf(uid: string, { patch, warnings: told = [], refusal }: Answer):
 /** Pods that ask for nothing are not worth a line. */
 function logAnswer(log: Log, request: Request, { result, warnings: told, refusal }: Answer): void {
   if (result === 'ignored' && (told ?? []).length === 0) return
-  const object = Manifest.safeParse(request.object)
-  const metadata = object.success ? object.data.metadata : undefined
+  const read = readManifest(request.object)
+  const metadata = 'object' in read ? read.object.metadata : undefined
   const about = {
     event: `pod_${result}`,
     kind: request.kind.kind,

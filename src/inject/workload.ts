@@ -1,16 +1,24 @@
 /** Where Pods are described: in objects of the kinds that make them. Pure. */
 import { z } from 'zod'
 import { decide } from './patch.ts'
-import { Metadata, Pod, describeIssues } from './pod.ts'
+import { Metadata, fits, mistakeIn, readPod, type Pod } from './pod.ts'
 import type { Injector } from './settings.ts'
 import { readFence } from './sidecar.ts'
 
-/** Any object of Kubernetes. */
-export const Manifest = z.looseObject({
+const ManifestSchema = z.looseObject({
   kind: z.string(),
   metadata: Metadata.nullish(),
 })
-export type Manifest = z.output<typeof Manifest>
+
+/** Any object of Kubernetes. */
+export type Manifest = z.output<typeof ManifestSchema>
+
+export function readManifest(
+  value: unknown,
+): { readonly object: Manifest } | { readonly mistake: string } {
+  if (fits(ManifestSchema, value)) return { object: value }
+  return { mistake: `no object of Kubernetes: ${mistakeIn(ManifestSchema, value)}` }
+}
 
 const TEMPLATES: Readonly<Record<string, readonly string[]>> = {
   Pod: [],
@@ -48,13 +56,13 @@ export function readTemplate(object: Manifest): Template {
   const path = templatePath(object.kind)
   const value = path?.reduce<unknown>(member, object)
   if (path === undefined || value === undefined || value === null) return { kind: 'none' }
-  const pod = Pod.safeParse(value)
-  if (!pod.success) return { kind: 'mistaken', mistake: describeIssues(pod.error) }
+  const read = readPod(value)
+  if ('mistake' in read) return { kind: 'mistaken', mistake: read.mistake }
   const claims = Claims.safeParse(object)
   const claimTemplates = claims.success
     ? (claims.data.spec.volumeClaimTemplates ?? []).map(({ metadata }) => metadata.name)
     : []
-  return { kind: 'template', pod: pod.data, claimTemplates }
+  return { kind: 'template', pod: read.pod, claimTemplates }
 }
 
 const Claims = z.object({
