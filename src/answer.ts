@@ -16,6 +16,8 @@ export type Problem = keyof typeof PROBLEMS
 interface Entry {
   readonly status: number
   readonly title: string
+  /** What happened and the way to go on, where nothing more specific is known. */
+  readonly detail: string
   /** Seconds, where waiting is the remedy. */
   readonly retryAfter?: number
   /** The methods that are taken, which a 405 has to name (RFC 9110, 15.5.6). */
@@ -25,37 +27,137 @@ interface Entry {
 const ALLOW = 'GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE'
 
 export const REFUSALS = {
-  stale: { status: 409, title: 'A newer owner has taken this scope over' },
-  repeated: { status: 409, title: 'This token was used already' },
-  superseded: { status: 409, title: 'A newer owner took over before this write was sent whole' },
-  missing: { status: 428, title: 'A fencing token is required' },
-  malformed: { status: 400, title: 'Not a fencing token' },
-  ambiguous: { status: 400, title: 'Two servers could read this request differently' },
-  unscoped: { status: 400, title: 'The request does not name its scope' },
-  unmatched: { status: 403, title: 'No route covers this write' },
-  busy: { status: 503, title: 'Older writes of this scope have not ended', retryAfter: 1 },
-  unavailable: { status: 503, title: 'Tokens cannot be recorded at the moment', retryAfter: 1 },
-  unreachable: { status: 502, title: 'The backend could not be reached' },
-  unknown: { status: 502, title: 'It is unknown whether the backend applied this write' },
+  stale: {
+    status: 409,
+    title: 'A newer owner has taken this scope over',
+    detail:
+      'The token is lower than the highest one recorded for this scope. Nothing was forwarded. Stop working on this scope; it has a newer owner.',
+  },
+  repeated: {
+    status: 409,
+    title: 'This token was used already',
+    detail: 'This route takes each token once, and a write with this one was already admitted.',
+  },
+  superseded: {
+    status: 409,
+    title: 'A newer owner took over before this write was sent whole',
+    detail: 'The write was cut off. Stop working on this scope; it has a newer owner.',
+  },
+  missing: {
+    status: 428,
+    title: 'A fencing token is required',
+    detail: 'Writes to this route carry a fencing token. Nothing was forwarded.',
+  },
+  malformed: {
+    status: 400,
+    title: 'Not a fencing token',
+    detail:
+      'A token is N or G.N: decimal, each part from 0 to 9223372036854775807, without sign, blank or leading zero, in exactly one field. Nothing was forwarded.',
+  },
+  ambiguous: {
+    status: 400,
+    title: 'Two servers could read this request differently',
+    detail: 'Spell the request so that it can be read in one way only. Nothing was forwarded.',
+  },
+  unscoped: {
+    status: 400,
+    title: 'The request does not name its scope',
+    detail:
+      'The request lacks a value that its scope is made of, or has two. Nothing was forwarded.',
+  },
+  unmatched: {
+    status: 403,
+    title: 'No route covers this write',
+    detail: 'No configured route covers this write. Nothing was forwarded.',
+  },
+  busy: {
+    status: 503,
+    title: 'Older writes of this scope have not ended',
+    detail:
+      'An older write of this scope has not ended yet, or too many writes wait. Nothing was forwarded. The token is recorded; try again.',
+    retryAfter: 1,
+  },
+  unavailable: {
+    status: 503,
+    title: 'Tokens cannot be recorded at the moment',
+    detail:
+      'The token could not be recorded durably, or the proxy is stopping. Nothing was forwarded. Try again.',
+    retryAfter: 1,
+  },
+  unreachable: {
+    status: 502,
+    title: 'The backend could not be reached',
+    detail: 'No connection to the backend. Nothing was sent. Try again.',
+  },
+  unknown: {
+    status: 502,
+    title: 'It is unknown whether the backend applied this write',
+    detail:
+      'The write was sent at least in part and no whole answer came. It may or may not be applied. The same token may try again at once.',
+  },
 } as const satisfies Record<string, Entry>
 
 const PROBLEMS = {
-  'bad-request': { status: 400, title: 'The request is not well formed' },
-  'too-many-fields': { status: 431, title: 'The request has too many header fields' },
-  'http-version': { status: 505, title: 'This version of HTTP is not spoken here' },
-  'expectation-failed': { status: 417, title: 'This expectation cannot be met' },
-  'connect-refused': { status: 405, title: 'This is no tunnel', allow: ALLOW },
-  'trace-refused': { status: 405, title: 'TRACE is not answered here', allow: ALLOW },
-  'client-timeout': { status: 408, title: 'The request body did not arrive in time' },
-  'read-unreachable': { status: 502, title: 'The backend could not be reached' },
-  'read-failed': { status: 502, title: 'The backend did not answer properly' },
-  'read-timeout': { status: 504, title: 'The backend did not answer in time' },
-  stopping: { status: 503, title: 'The proxy is stopping', retryAfter: 1 },
+  'bad-request': { status: 400, title: 'The request is not well formed', detail: 'See RFC 9112.' },
+  'too-many-fields': {
+    status: 431,
+    title: 'The request has too many header fields',
+    detail: 'Send fewer or shorter header fields.',
+  },
+  'http-version': {
+    status: 505,
+    title: 'This version of HTTP is not spoken here',
+    detail: 'Use HTTP/1.1.',
+  },
+  'expectation-failed': {
+    status: 417,
+    title: 'This expectation cannot be met',
+    detail: 'Only "100-continue" can be expected.',
+  },
+  'connect-refused': {
+    status: 405,
+    title: 'This is no tunnel',
+    detail: 'CONNECT is refused: the backend is fixed.',
+    allow: ALLOW,
+  },
+  'trace-refused': {
+    status: 405,
+    title: 'TRACE is not answered here',
+    detail: 'TRACE ends at the backend or not at all.',
+    allow: ALLOW,
+  },
+  'client-timeout': {
+    status: 408,
+    title: 'The request body did not arrive in time',
+    detail: 'Send the request again, without long pauses.',
+  },
+  'read-unreachable': {
+    status: 502,
+    title: 'The backend could not be reached',
+    detail: 'No connection to the backend. Try again.',
+  },
+  'read-failed': {
+    status: 502,
+    title: 'The backend did not answer properly',
+    detail: 'Its answer was cut short or not HTTP. This was a read; it can be tried again.',
+  },
+  'read-timeout': {
+    status: 504,
+    title: 'The backend did not answer in time',
+    detail: 'This was a read; it can be tried again.',
+  },
+  stopping: {
+    status: 503,
+    title: 'The proxy is stopping',
+    detail: 'Nothing was forwarded. Try again.',
+    retryAfter: 1,
+  },
 } as const satisfies Record<string, Entry>
 
 export interface AnswerDetails {
   readonly requestId: string
-  readonly detail: string
+  /** In the place of the table's. */
+  readonly detail?: string | undefined
   /** Overrides the table's, where one result has several (`unknown`: 502 or 504). */
   readonly status?: number
   readonly scope?: string | undefined
@@ -126,7 +228,7 @@ function write(
     type: typeOf(name),
     title: entry.title,
     status: status ?? entry.status,
-    detail,
+    detail: detail ?? entry.detail,
     requestId,
     scope,
     token: token === undefined ? undefined : formatToken(token),

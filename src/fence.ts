@@ -22,7 +22,7 @@ export type Decision =
   /** Equal to the mark, on a route that takes each token once. */
   | { readonly verdict: 'repeated'; readonly highest: Token }
   /** The mark could not be made durable (in time). */
-  | { readonly verdict: 'unavailable'; readonly detail: string }
+  | { readonly verdict: 'unavailable' }
   /** Too many wait in this scope. */
   | { readonly verdict: 'busy' }
   /** The client left before the decision. */
@@ -130,7 +130,7 @@ export class Fence {
     return new Promise((resolve) => {
       const cancel = this.#clock.after(this.#settings.takeoverTimeoutMs, () => {
         claims.splice(claims.indexOf(claim), 1)
-        resolve({ verdict: 'unavailable', detail: 'the store did not commit in time' })
+        resolve({ verdict: 'unavailable' })
       })
       const claim: Claim = { write, enters, resolve, cancel }
       claims.push(claim)
@@ -182,7 +182,7 @@ export class Fence {
     }
     for (const claim of claims.splice(0)) {
       claim.cancel()
-      claim.resolve({ verdict: 'unavailable', detail: 'the token could not be recorded durably' })
+      claim.resolve({ verdict: 'unavailable' })
     }
   }
 

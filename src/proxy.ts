@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import {
+  REFUSALS,
   fail,
   fencingFields,
   refuse,
@@ -130,9 +131,8 @@ export class Proxy {
         : routes.resolveUpgrade(target, fields)
     if (this.#stopping) {
       res.shouldKeepAlive = false
-      const detail = 'The proxy is stopping. Nothing was forwarded. Try again.'
-      if (named.kind === 'read') fail(req, res, 'stopping', { requestId: id, detail })
-      else this.#refuse(request, 'unavailable', { route: 'none', detail })
+      if (named.kind === 'read') fail(req, res, 'stopping', { requestId: id })
+      else this.#refuse(request, 'unavailable', { route: 'none' })
       return
     }
     switch (named.kind) {
@@ -178,7 +178,7 @@ export class Proxy {
       this.#refuse(request, token, {
         route: label,
         scope,
-        detail: `${DETAILS[token]} The field is ${this.#parts.tokenHeader}.`,
+        detail: `${REFUSALS[token].detail} The field is ${this.#parts.tokenHeader}.`,
       })
       return
     }
@@ -321,10 +321,7 @@ export class Proxy {
     const ending = await this.#exchange(request, path, undefined)
     this.#count('none', 'read')
     if (ending.kind === 'answered' || ending.why === 'left') return
-    fail(request.req, request.res, READ_PROBLEMS[ending.why], {
-      requestId: request.id,
-      detail: 'Nothing was fenced: this was a read. It can be tried again.',
-    })
+    fail(request.req, request.res, READ_PROBLEMS[ending.why], { requestId: request.id })
   }
 
   /** A write that configuration lets through without the barrier, whatever the fence said. */
@@ -433,24 +430,15 @@ export class Proxy {
     const { req, res, method, fields, id } = request
     const expectation = fields.all('expect')
     if (expectation.length > 1 || (expectation[0] ?? CONTINUE).toLowerCase() !== CONTINUE) {
-      fail(req, res, 'expectation-failed', {
-        requestId: id,
-        detail: 'Only "100-continue" can be expected.',
-      })
+      fail(req, res, 'expectation-failed', { requestId: id })
     } else if (method === 'CONNECT') {
-      fail(req, res, 'connect-refused', {
-        requestId: id,
-        detail: 'CONNECT is refused: the backend is fixed.',
-      })
+      fail(req, res, 'connect-refused', { requestId: id })
     } else if (method === 'OPTIONS' && (req.url === '*' || fields.all('max-forwards')[0] === '0')) {
       // RFC 9110, 7.6.2 and 9.3.7: the last recipient answers, for the server as a whole.
       res.writeHead(204, ['X-Request-Id', id])
       res.end()
     } else if (method === 'TRACE' && fields.all('max-forwards')[0] === '0') {
-      fail(req, res, 'trace-refused', {
-        requestId: id,
-        detail: 'TRACE ends at the backend or not at all.',
-      })
+      fail(req, res, 'trace-refused', { requestId: id })
     } else return false
     this.#count('none', 'answered')
     return true
@@ -477,9 +465,9 @@ export class Proxy {
       Omit<AnswerDetails, 'requestId' | 'detail'>
     >,
   ): void {
-    const { route, detail = DETAILS[refusal], ...details } = about
+    const { route, ...details } = about
     this.#count(route, refusal)
-    refuse(req, res, refusal, { ...details, requestId: id, detail })
+    refuse(req, res, refusal, { ...details, requestId: id })
   }
 
   #count(route: string, result: Outcomes): void {
@@ -498,22 +486,6 @@ type Outcomes =
   | 'refused'
   /** Answered by the proxy itself, such as `OPTIONS *`. */
   | 'answered'
-
-/** What a client reads where nothing more specific is known: what happened, and the way to go on. */
-const DETAILS: Record<Refusal, string> = {
-  stale: 'The token is lower than the highest one recorded for this scope. Nothing was forwarded. Stop working on this scope; it has a newer owner.',
-  repeated: 'This route takes each token once, and a write with this one was already admitted.',
-  superseded: 'The upload was cut off. Stop working on this scope; it has a newer owner.',
-  missing: 'Writes to this route carry a fencing token. Nothing was forwarded.',
-  malformed: 'A token is N or G.N: decimal, each part from 0 to 9223372036854775807, without sign, blank or leading zero, in exactly one field. Nothing was forwarded.',
-  ambiguous: 'Spell the request so that it can be read in one way only. Nothing was forwarded.',
-  unscoped: 'The request lacks a value that its scope is made of, or has two. Nothing was forwarded.',
-  unmatched: 'No configured route covers this write. Nothing was forwarded.',
-  busy: 'An older write of this scope has not ended yet, or too many writes wait. Nothing was forwarded. The token is recorded; try again.',
-  unavailable: 'The token could not be recorded durably, or the proxy is stopping. Nothing was forwarded. Try again.',
-  unreachable: 'No connection to the backend. Nothing was sent. Try again.',
-  unknown: 'The write was sent at least in part and no whole answer came. It may or may not be applied. The same token may try again at once.',
-} // prettier-ignore
 
 const READ_PROBLEMS = {
   unreachable: 'read-unreachable',

@@ -10,7 +10,7 @@ export type Operation =
   | { readonly op: 'add' | 'replace' | 'test'; readonly path: string; readonly value: unknown }
   | { readonly op: 'remove'; readonly path: string }
 
-/** Keys and indices; `-` is the end of a list. */
+/** Keys and indices, from the Pod down; `-` is the end of a list. */
 export type Path = readonly (string | number)[]
 
 export class Draft {

@@ -8,7 +8,7 @@
  */
 import { isDeepStrictEqual } from 'node:util'
 import type { AppPort } from './app-port.ts'
-import { isDenied, type Denied } from './denial.ts'
+import { deny, isDenied, type Denied } from './denial.ts'
 import { Draft, type Operation } from './jsonpatch.ts'
 import { planFence, type Plan } from './plan.ts'
 import { findContainer, type Container, type ContainerList, type Placed, type Pod } from './pod.ts'
@@ -42,7 +42,7 @@ export function decide(
 ): Decision {
   const annotations = pod.metadata?.annotations ?? {}
   const asked = readAnnotations(annotations, injector.prefix)
-  if (asked.kind === 'no') return { kind: 'ignored', warning: undefined }
+  if (asked.kind === 'no') return checkLabel(pod, injector.prefix)
   if (MIRROR in annotations) return { kind: 'ignored', warning: STATIC }
   if (asked.kind === 'mistaken') return { kind: 'denied', reason: asked.mistakes.join('; ') }
   const plan = planFence(pod, asked.wanted, injector, claimTemplates)
@@ -57,6 +57,19 @@ export function decide(
   }
   markFenced(draft, plan.app.container.name, injector.prefix)
   return { kind: 'injected', pod: draft.pod, patch: draft.operations, warning: plan.warning }
+}
+
+/** Servers before 1.28 call a webhook by label only; who set it there means to be fenced. */
+function checkLabel(pod: Pod, prefix: string): Decision {
+  const key = `${prefix}/inject`
+  const { labels, annotations } = pod.metadata ?? {}
+  if (labels?.[key] !== 'true' || annotations?.[key] !== undefined) {
+    return { kind: 'ignored', warning: undefined }
+  }
+  return deny(
+    `the label ${key} asks for a fence, and no annotation says which`,
+    `add the annotation ${key}: "true"`,
+  )
 }
 
 const STATIC =

@@ -140,7 +140,6 @@ const Annotations = z
   })
 
 export type Wanted = z.output<typeof Annotations>
-export type Steering = Wanted['steering']
 
 const KEYS = Object.keys(Annotations.shape)
 

@@ -267,7 +267,7 @@ function logAnswer(log: Log, request: Request, { result, warnings: told, refusal
   const read = readManifest(request.object)
   const metadata = 'object' in read ? read.object.metadata : undefined
   const about = {
-    event: `pod_${result}`,
+    event: `admission_${result}`,
     kind: request.kind.kind,
     namespace: request.namespace,
     name: request.name ?? metadata?.name ?? metadata?.generateName,
