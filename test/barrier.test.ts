@@ -12,7 +12,6 @@ import {
 import {
   ROUTE,
   connect,
-  gate,
   head,
   problem,
   request,
@@ -21,9 +20,6 @@ import {
   startRawBackend,
   until,
   write,
-  type Overrides,
-  type Seen,
-  type TestProxy,
 } from './harness.ts'
 
 /**

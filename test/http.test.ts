@@ -62,7 +62,7 @@ describe('smuggling', () => {
         [`${method} /jobs/17/x`, 'GET /after'],
       )
       assert.equal(backend.seen[0]?.body, SMUGGLED)
-      assert.equal(backend.seen[0]?.headers['content-length'], SMUGGLED.length.toString())
+      assert.equal(backend.seen[0].headers['content-length'], SMUGGLED.length.toString())
     })
   }
 
