@@ -1,9 +1,14 @@
 #!/usr/bin/env node
 /** The command line. Arguments, signals, standard streams and exit codes live here only. */
 import { existsSync, readFileSync } from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import { text } from 'node:stream/consumers'
 import { Command, CommanderError } from 'commander'
 import { stringify } from 'yaml'
 import { loadConfig, type Loaded } from './config.ts'
+import { addInjectCommand } from './inject/command.ts'
+import { WebhookStartError, type RunningWebhook } from './inject/webhook.ts'
+import { stdoutLog } from './log.ts'
 import { formatMistake, MISSING } from './mistake.ts'
 import { serve, StartError, type Running } from './serve.ts'
 import type { Flags } from './sources.ts'
@@ -42,6 +47,17 @@ function commandLine(): Command {
       .command('check')
       .description('print the complete effective configuration, or what is wrong with it'),
   ).action(runCheck)
+  addInjectCommand(program, {
+    version: version(),
+    read: (file) => (file === '-' ? text(process.stdin) : readFile(file, 'utf8')),
+    finish({ code, output, messages }) {
+      process.stdout.write(output)
+      for (const message of messages) say(message)
+      process.exitCode = code
+    },
+    log: stdoutLog('info').log,
+    serve: serveInjector,
+  })
   return program
 }
 
@@ -85,6 +101,20 @@ async function runServe(flags: SettingFlags): Promise<void> {
   if (end instanceof Error) exit(FAILED, end.message)
   if (end.clean) exit(CLEAN)
   exit(FAILED, end.why)
+}
+
+async function serveInjector(start: Promise<RunningWebhook>): Promise<void> {
+  const stopped = firstStopSignal()
+  let webhook: RunningWebhook
+  try {
+    webhook = await start
+  } catch (error) {
+    if (!(error instanceof WebhookStartError)) throw error
+    exit(FAILED, error.message)
+  }
+  await stopped
+  await webhook.close()
+  exit(CLEAN)
 }
 
 function runCheck(flags: SettingFlags): void {
@@ -144,6 +174,11 @@ function version(): string {
   if (file === undefined) return 'unknown'
   return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
 }
+
+// Whoever reads has seen enough (`… --help | head`).
+process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+  exit(error.code === 'EPIPE' ? CLEAN : FAILED)
+})
 
 process.on('uncaughtException', (error: unknown) => {
   const message = error instanceof Error ? error.message : String(error)

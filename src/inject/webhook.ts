@@ -58,9 +58,8 @@ export async function startWebhook(settings: WebhookSettings, log: Log): Promise
       cert: certificate.cert,
       key: certificate.key,
       minVersion: 'TLSv1.2',
+      // Given here too, it bounds Node's headersTimeout: Node holds a request to the longer of the two.
       requestTimeout: requestTimeoutMs,
-      // Node takes the longer of the two for the whole request, whatever it is called.
-      headersTimeout: requestTimeoutMs,
       // Node looks at the timeouts only as often as this.
       connectionsCheckingInterval: 1_000,
     },

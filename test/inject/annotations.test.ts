@@ -29,6 +29,15 @@ describe('who asks for a fence', () => {
     assert.equal(decide(realPod('pod-reinvoked'), INJECTOR).kind, 'ignored')
   })
 
+  test('a label that asks without the annotation is refused', () => {
+    const labels = { 'fencing-proxy.io/inject': 'true' }
+    assert.match(denial(podOf({ metadata: { annotations: null, labels } })), /add the annotation/)
+    inject(podOf({ metadata: { labels } }))
+    const off = podOf({ metadata: { labels }, annotations: {} })
+    const annotations = prefixed({ ...ENOUGH, inject: 'false' })
+    assert.equal(decide({ ...off, metadata: { labels, annotations } }, INJECTOR).kind, 'ignored')
+  })
+
   test('a misspelt inject is refused, not overlooked', () => {
     const reason = denial(only({ ...without('inject'), injct: 'true' }))
     assert.match(reason, /fencing-proxy\.io\/injct: unknown key \(did you mean inject\?\)/)
@@ -178,11 +187,11 @@ describe('what an annotation asks for, the sidecar gets', () => {
     const { pod } = inject(only({ ...without('scope'), config: 'fence' }))
     const sidecar = containerOf(pod, 'fence-proxy')
     assert.deepEqual(sidecar.args?.slice(-2), ['--config', '/etc/fencing-proxy/config.yaml'])
-    assert.equal(sidecar.args?.includes('--scope'), false)
-    assert.ok(sidecar.args?.includes('--data'))
+    assert.equal(sidecar.args.includes('--scope'), false)
+    assert.ok(sidecar.args.includes('--data'))
     const mount = sidecar.volumeMounts?.find(({ mountPath }) => mountPath === '/etc/fencing-proxy')
     assert.equal(mount?.readOnly, true)
-    const volume = pod.spec.volumes?.find(({ name }) => name === mount?.name)
+    const volume = pod.spec.volumes?.find(({ name }) => name === mount.name)
     assert.deepEqual(volume?.configMap, { name: 'fence' })
   })
 

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
+import { Draft } from '../../src/inject/jsonpatch.ts'
 import { decide } from '../../src/inject/patch.ts'
-import { Pod } from '../../src/inject/pod.ts'
-import { APP, ENOUGH, INJECTOR, REAL_ENOUGH, containerOf, denial, inject, podOf, prefixed, realPod, reviews, without } from './samples.ts' // prettier-ignore
+import type { Pod } from '../../src/inject/pod.ts'
+import { applyPatch } from './rfc6902.ts'
+import { APP, ENOUGH, INJECTOR, REAL_ENOUGH, containerOf, denial, inject, parsePod, podOf, prefixed, realPod, reviews, without } from './samples.ts' // prettier-ignore
 
 const named = (name: string, containerPort: number, more: object = {}) => ({ name, containerPort, protocol: 'TCP', ...more }) // prettier-ignore
 const names = (list: Pod['spec']['initContainers']) => (list ?? []).map(({ name }) => name)
@@ -75,10 +77,16 @@ describe('what is refused, and with which remedy', () => {
     inject(podOf({ containers: udp }))
   })
 
+  test('a number that two containers declare', () => {
+    const second = { name: 'second', image: 'x', ports: [named('web', 8080)] }
+    const pod = podOf({ containers: [APP, second], annotations: { 'app-port': 'http' } })
+    assert.match(denial(pod), /port 8080 is declared by container second too.*; remove one/)
+  })
+
   test('a name of ours that a container has', () => {
     const other = (name: string) => ({ name: 'other', image: 'x', ports: [named(name, 7000)] })
     const annotations = { 'app-port': 'http' }
-    for (const [name, steering] of [['fence-admin', 'named-port'], ['fence-http', 'none']] as const) {
+    for (const [name, steering] of [['fence-admin', 'named-port'], ['fence-http', 'named-port'], ['fence-http', 'none']] as const) {
       const containers = [APP, other(name)]
       const reason = denial(podOf({ containers, annotations: { ...annotations, steering } }))
       assert.match(reason, new RegExp(`the port name ${name} is taken by container other`))
@@ -191,6 +199,10 @@ describe('the store of sqlite', () => {
     assert.deepEqual(found.spec.volumes, volumes)
     assert.equal(containerOf(found, 'fence-proxy').volumeMounts?.[0]?.name, 'mine')
 
+    const claim = { claimName: 'marks', readOnly: true }
+    const readOnly = { volumes: [{ name: 'mine', persistentVolumeClaim: claim }] }
+    assert.match(denial(podOf({ metadata: { annotations }, spec: readOnly })), /mine is read-only/)
+
     const taken = [{ name: 'fence-store', emptyDir: {} }]
     const refused = podOf({ metadata: { annotations }, spec: { volumes: taken } })
     assert.match(denial(refused), /a volume named fence-store is there already/)
@@ -299,7 +311,7 @@ describe('the container', () => {
     const { pod } = inject(podOf({ spec: { initContainers } }))
     assert.equal(containerOf(pod, 'fence-proxy').restartPolicy, 'Always')
     assert.equal(pod.spec.initContainers?.[0]?.name, 'fence-proxy')
-    assert.deepEqual(pod.spec.initContainers?.slice(1), initContainers)
+    assert.deepEqual(pod.spec.initContainers.slice(1), initContainers)
   })
 
   test('is classic and last before 1.33, and where nobody says the version', () => {
@@ -375,8 +387,8 @@ describe('metadata', () => {
   test('label, status and default container are written', () => {
     const { metadata } = inject(podOf({ metadata: { labels: null }, annotations: {} })).pod
     assert.deepEqual(metadata?.labels, { 'fencing-proxy.io/fenced': 'true' })
-    assert.equal(metadata?.annotations?.['fencing-proxy.io/status'], 'injected')
-    assert.equal(metadata?.annotations?.['kubectl.kubernetes.io/default-container'], 'app')
+    assert.equal(metadata.annotations?.['fencing-proxy.io/status'], 'injected')
+    assert.equal(metadata.annotations['kubectl.kubernetes.io/default-container'], 'app')
   })
 
   test('a default container that the user set stays (linkerd2 #7497)', () => {
@@ -428,11 +440,15 @@ describe('a Pod that was injected before', () => {
       const { pod } = inject(podOf({ annotations }))
       assert.deepEqual(inject(pod).patch, [], JSON.stringify(annotations))
     }
+    const inConfigMap = prefixed({ inject: 'true', config: 'fence', 'store-claim': 'marks' })
+    const { pod } = inject(podOf({ metadata: { annotations: inConfigMap } }))
+    assert.equal(pod.spec.volumes?.length, 3)
+    assert.deepEqual(inject(pod).patch, [])
   })
 
   test('is left as it is after the API server filled in its defaults and spelt quantities its way', () => {
     const { pod } = inject(podOf({ annotations: { 'cpu-limit': '0.5', 'memory-limit': '1024Mi' } }))
-    const served = Pod.parse(structuredClone(pod))
+    const served = parsePod(structuredClone(pod))
     const sidecar = containerOf(served, 'fence-proxy')
     Object.assign(sidecar, {
       imagePullPolicy: 'IfNotPresent',
@@ -451,7 +467,7 @@ describe('a Pod that was injected before', () => {
 
   test('keeps its fence when another webhook adds a container, an init container and a probe (kserve #3517)', () => {
     const { pod } = inject(podOf())
-    const changed = Pod.parse(structuredClone(pod))
+    const changed = parsePod(structuredClone(pod))
     changed.spec.containers.unshift({ name: 'mesh', image: 'x', ports: [named('mesh', 15001)] })
     changed.spec.initContainers?.unshift({ name: 'mesh-init', image: 'x' })
     const app = containerOf(changed, 'app')
@@ -489,7 +505,7 @@ describe('a Pod that was injected before', () => {
       (sidecar) => delete sidecar.resources,
     ]
     for (const change of changes) {
-      const pod = Pod.parse(structuredClone(original))
+      const pod = parsePod(structuredClone(original))
       change(containerOf(pod, 'fence-proxy'))
       const { pod: after, patch } = inject(pod)
       assert.deepEqual(containerOf(after, 'fence-proxy'), containerOf(original, 'fence-proxy'), change.toString()) // prettier-ignore
@@ -507,7 +523,7 @@ describe('a Pod that was injected before', () => {
 
   test('moves when the mode changes, and loses the redirection with the steering', () => {
     const setting = (pod: Pod, key: string, value: string) => {
-      const changed = Pod.parse(structuredClone(pod))
+      const changed = parsePod(structuredClone(pod))
       const annotations = changed.metadata?.annotations ?? {}
       annotations[`fencing-proxy.io/${key}`] = value
       return changed
@@ -560,7 +576,7 @@ describe('real requests of a 1.36.2 server', () => {
 
   test('as they are, they are refused: they do not say what to fence and where to keep marks', () => {
     for (const { file, body } of reviews()) {
-      const pod = Pod.parse(body.request.object)
+      const pod = parsePod(body.request.object)
       const asks = pod.metadata?.annotations?.['fencing-proxy.io/inject'] === 'true'
       assert.equal(decide(pod, INJECTOR).kind, asks ? 'denied' : 'ignored', file)
     }
@@ -572,6 +588,14 @@ describe('real requests of a 1.36.2 server', () => {
     pod.metadata = { ...pod.metadata, managedFields }
     assert.deepEqual(inject(pod).pod.metadata?.managedFields, managedFields)
   })
+})
+
+test('keys with slashes and tildes are escaped in paths (RFC 6901)', () => {
+  const pod = podOf({ metadata: { labels: {} } })
+  const draft = new Draft(pod)
+  draft.set(['metadata', 'labels', 'a~b/c~1'], 'x')
+  assert.equal(draft.operations[0]?.path, '/metadata/labels/a~0b~1c~01')
+  assert.deepEqual(applyPatch(pod, draft.operations), draft.pod)
 })
 
 describe('steering', () => {

@@ -2,9 +2,9 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import { decide } from '../../src/inject/patch.ts'
-import { Pod, containersOf, isTcp, type Container } from '../../src/inject/pod.ts'
+import { containersOf, isTcp, type Container, type Pod } from '../../src/inject/pod.ts'
 import { applyPatch } from './rfc6902.ts'
-import { INJECTOR, containerOf, prefixed } from './samples.ts'
+import { INJECTOR, containerOf, parsePod, prefixed } from './samples.ts'
 
 const OURS = ['fence-proxy', 'fence-redirect']
 
@@ -153,7 +153,7 @@ const pods: fc.Arbitrary<Pod> = fc
       spec: { ...drawn, 'x-unknown': unknown },
       status: unknown,
     }
-    return Pod.parse(JSON.parse(JSON.stringify(pod)))
+    return parsePod(JSON.parse(JSON.stringify(pod)))
   })
 
 const injectors = fc.constantFrom(20, 30, 33, 36, undefined).map((kubernetesMinor) => {
@@ -170,7 +170,7 @@ test('a fence is whole, steady, and takes nothing from the user, whatever the Po
       if (decision.kind === 'denied') assert.match(decision.reason, /^[^\n]+$/)
       if (decision.kind !== 'injected') return
       injected += 1
-      const after = Pod.parse(applyPatch(pod, JSON.parse(JSON.stringify(decision.patch)) as unknown[]))
+      const after = parsePod(applyPatch(pod, JSON.parse(JSON.stringify(decision.patch)) as unknown[]))
       assert.deepEqual(after, decision.pod)
 
       const again = decide(after, injector)
@@ -182,9 +182,9 @@ test('a fence is whole, steady, and takes nothing from the user, whatever the Po
       const { resources } = containerOf(after, 'fence-proxy')
       assert.deepEqual(Object.keys(Object(resources) as object).sort(), ['limits', 'requests'])
     }),
-    { numRuns: 3_000 },
+    { numRuns: 1_000 },
   )
-  assert.ok(injected > 300, `only ${injected} of the Pods were injected`)
+  assert.ok(injected > 100, `only ${injected} of the Pods were injected`)
 }) // prettier-ignore
 
 function nothingIsLost(before: Pod, after: Pod): void {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFileSync, readdirSync } from 'node:fs'
 import path from 'node:path'
 import { decide, type Decision, type Injected } from '../../src/inject/patch.ts'
-import { Pod, findContainer, type Container } from '../../src/inject/pod.ts'
+import { findContainer, readPod, type Container, type Pod } from '../../src/inject/pod.ts'
 import type { Injector } from '../../src/inject/settings.ts'
 import { applyPatch } from './rfc6902.ts'
 
@@ -11,6 +11,12 @@ export const INJECTOR: Injector = {
   redirectImage: 'example/iptables:1',
   prefix: 'fencing-proxy.io',
   kubernetesMinor: 33,
+}
+
+export function parsePod(value: unknown): Pod {
+  const read = readPod(value)
+  assert.ok('pod' in read, JSON.stringify(read))
+  return read.pod
 }
 
 export type Annotations = Record<string, string>
@@ -37,7 +43,7 @@ export interface Parts {
 
 /** A Pod that gets a fence, but for what `parts` changes. Annotations are without their prefix. */
 export function podOf({ annotations = {}, metadata, spec, containers = [APP] }: Parts = {}): Pod {
-  return Pod.parse({
+  return parsePod({
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: { name: 'web', annotations: prefixed({ ...ENOUGH, ...annotations }), ...metadata },
@@ -56,7 +62,7 @@ export function prefixed(annotations: Annotations): Annotations {
   )
 }
 
-export function without<K extends string>(key: K, annotations: Annotations = ENOUGH): Annotations {
+export function without(key: string, annotations: Annotations = ENOUGH): Annotations {
   return Object.fromEntries(Object.entries(annotations).filter(([name]) => name !== key))
 }
 
@@ -105,7 +111,7 @@ export function reviews(): Review[] {
 export function realPod(file: string, annotations: Annotations = {}): Pod {
   const review = reviews().find((one) => one.file === `v1.36.2-${file}.json`)
   assert.ok(review, file)
-  const pod = Pod.parse(review.body.request.object)
+  const pod = parsePod(review.body.request.object)
   pod.metadata ??= {}
   pod.metadata.annotations = { ...pod.metadata.annotations, ...prefixed(annotations) }
   return pod

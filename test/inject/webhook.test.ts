@@ -8,12 +8,20 @@ import path from 'node:path'
 import { describe, test, type TestContext } from 'node:test'
 import tls from 'node:tls'
 import { promisify } from 'node:util'
-import { Pod } from '../../src/inject/pod.ts'
+import type { Pod } from '../../src/inject/pod.ts'
 import { startWebhook, WebhookStartError, type WebhookSettings } from '../../src/inject/webhook.ts'
 import { createLog } from '../../src/log.ts'
 import { temporaryFolder, until } from '../harness.ts'
 import { applyPatch } from './rfc6902.ts'
-import { INJECTOR, REAL_ENOUGH, containerOf, podOf, prefixed, reviews } from './samples.ts'
+import {
+  INJECTOR,
+  REAL_ENOUGH,
+  containerOf,
+  parsePod,
+  podOf,
+  prefixed,
+  reviews,
+} from './samples.ts'
 
 const run = promisify(execFile)
 
@@ -31,6 +39,12 @@ async function makeCertificate(folder: string, name: string): Promise<Certificat
     ...['-keyout', files.key, '-out', files.cert],
   ])
   return files
+}
+
+/** Replaces a file at once: the webhook never sees half of it. */
+async function put(from: string, to: string): Promise<void> {
+  await copyFile(from, `${to}.new`)
+  await rename(`${to}.new`, to)
 }
 
 interface Answer {
@@ -58,7 +72,7 @@ async function startOne(t: TestContext, settings: Partial<WebhookSettings> = {})
       listen: { host: '127.0.0.1', port: 0 },
       certificate: files,
       injector: INJECTOR,
-      certificateCheckMs: 20,
+      certificateCheckMs: 1,
       ...settings,
     },
     createLog('info', { write }),
@@ -112,7 +126,7 @@ function responseOf({ status, text }: Answer): Response {
 function patched(object: unknown, { patchType, patch }: Response): Pod {
   assert.equal(patchType, 'JSONPatch')
   const operations = JSON.parse(Buffer.from(patch ?? '', 'base64').toString()) as unknown[]
-  return Pod.parse(applyPatch(object, operations))
+  return parsePod(applyPatch(object, operations))
 }
 
 function reviewOf(object: unknown, more: Record<string, unknown> = {}) {
@@ -125,7 +139,7 @@ describe('/mutate', () => {
   test('answers every real request, first, reinvoked and dry run', async (t) => {
     const webhook = await startOne(t)
     for (const { file, body } of reviews()) {
-      const pod = Pod.parse(body.request.object)
+      const pod = parsePod(body.request.object)
       const asks = pod.metadata?.annotations?.['fencing-proxy.io/inject'] === 'true'
 
       const asIs = responseOf(await webhook.ask('/mutate', body))
@@ -272,17 +286,28 @@ describe('what is no question', () => {
     assert.equal((await webhook.ask('/', {})).status, 404)
   })
 
-  test('a request that does not arrive whole is given up', async (t) => {
+  test('a request that does not arrive whole is given up, also while stopping', async (t) => {
     const webhook = await startOne(t, { requestTimeoutMs: 200 })
-    const socket = tls.connect({ host: '127.0.0.1', port: webhook.port, ca: readFileSync(webhook.files.cert) }) // prettier-ignore
-    t.after(() => socket.destroy())
-    let received = ''
-    let closed = false
-    socket.on('data', (chunk) => (received += chunk.toString()))
-    socket.on('close', () => (closed = true))
-    socket.write('POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{') // prettier-ignore
-    await until(() => closed, 'the connection is closed')
-    assert.match(received, /^HTTP\/1\.1 408 /)
+    const halfRequest = () => {
+      const ca = readFileSync(webhook.files.cert)
+      const socket = tls.connect({ host: '127.0.0.1', port: webhook.port, ca })
+      t.after(() => socket.destroy())
+      const seen = { received: '', secure: false, closed: false }
+      socket.on('data', (chunk: Buffer) => (seen.received += chunk.toString()))
+      socket.on('secureConnect', () => (seen.secure = true))
+      socket.on('error', () => undefined)
+      socket.on('close', () => (seen.closed = true))
+      socket.write('POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{') // prettier-ignore
+      return seen
+    }
+    const first = halfRequest()
+    await until(() => first.closed, 'the connection is closed')
+    assert.match(first.received, /^HTTP\/1\.1 408 /)
+
+    const second = halfRequest()
+    await until(() => second.secure, 'it is connected')
+    await webhook.close()
+    await until(() => second.closed, 'the second is closed')
   })
 })
 
@@ -307,12 +332,12 @@ describe('health and metrics', () => {
     await webhook.ask('/mutate', reviewOf(podOf({ containers: [{ ...app, ports }] })))
     await webhook.ask('/mutate', reviewOf(podOf({ containers: [app] })))
     await webhook.ask('/mutate', reviewOf({ ...podOf(), metadata: { name: 'asks-nothing' } }))
-    const [injected, denied, ...rest] = webhook.log.filter(({ event }) => String(event).startsWith('pod_')) // prettier-ignore
+    const [injected, denied, ...rest] = webhook.log.filter(({ event }) => String(event).startsWith('admission_')) // prettier-ignore
     assert.deepEqual(rest, [])
-    assert.equal(injected?.event, 'pod_injected')
+    assert.equal(injected?.event, 'admission_injected')
     assert.equal(injected.namespace, 'orders')
     assert.equal(injected.name, 'web')
-    assert.equal(denied?.event, 'pod_denied')
+    assert.equal(denied?.event, 'admission_denied')
     assert.match(String(denied.reason), /no container declares/)
     assert.doesNotMatch(JSON.stringify(webhook.log), /hunter2|PASSWORD|PRIVATE KEY/)
   })
@@ -322,7 +347,10 @@ describe('TLS', () => {
   const served = (port: number) =>
     new Promise<{ name: string; protocol: string | null }>((resolve, reject) => {
       const socket = tls.connect({ host: '127.0.0.1', port, rejectUnauthorized: false }, () => {
-        resolve({ name: socket.getPeerCertificate().subject.CN, protocol: socket.getProtocol() })
+        resolve({
+          name: String(socket.getPeerCertificate().subject.CN),
+          protocol: socket.getProtocol(),
+        })
         socket.destroy()
       })
       socket.on('error', reject)
@@ -346,25 +374,32 @@ describe('TLS', () => {
     const first = await makeCertificate(folder, 'first')
     const second = await makeCertificate(folder, 'second')
     const certificate = { cert: path.join(folder, 'tls.crt'), key: path.join(folder, 'tls.key') }
-    await copyFile(first.cert, certificate.cert)
-    await copyFile(first.key, certificate.key)
+    await put(first.cert, certificate.cert)
+    await put(first.key, certificate.key)
     const webhook = await startOne(t, { certificate })
     assert.equal((await served(webhook.port)).name, 'first')
 
     const seen = (event: string) => webhook.log.filter((line) => line.event === event).length
-    await copyFile(second.cert, certificate.cert)
+    await put(second.cert, certificate.cert)
     await until(() => seen('certificate_unreadable') === 1, 'the mismatch is told')
     assert.equal((await served(webhook.port)).name, 'first')
     await rm(certificate.key)
     await until(() => seen('certificate_unreadable') === 2, 'the missing file is told')
     assert.equal((await served(webhook.port)).name, 'first')
 
-    await copyFile(second.key, certificate.key)
+    await put(second.key, certificate.key)
     await until(() => seen('certificate_read') === 1, 'the new certificate is read')
     assert.equal((await served(webhook.port)).name, 'second')
-    await writeFile(certificate.cert, 'no certificate')
+    const broken = path.join(folder, 'broken')
+    await writeFile(broken, 'no certificate')
+    await put(broken, certificate.cert)
     await until(() => seen('certificate_unreadable') === 3, 'the broken file is told')
     assert.equal((await served(webhook.port)).name, 'second')
+
+    const told = webhook.log
+      .filter(({ event }) => event === 'certificate_unreadable')
+      .map(({ err }) => JSON.stringify(err))
+    for (const [i, reason] of told.entries()) assert.notEqual(reason, told[i - 1], 'told once')
   })
 
   test('follows the symbolic link that Kubernetes swaps in a Secret volume', async (t) => {
