@@ -59,6 +59,12 @@ export const REFUSALS = {
     title: 'Two servers could read this request differently',
     detail: 'Spell the request so that it can be read in one way only. Nothing was forwarded.',
   },
+  unissued: {
+    status: 403,
+    title: 'This token was never issued',
+    detail:
+      'The token is higher than every one issued for this scope. Nothing was forwarded. Take a lease of exactly this scope; its token is the one to send.',
+  },
   unscoped: {
     status: 400,
     title: 'The request does not name its scope',
@@ -146,6 +152,36 @@ const PROBLEMS = {
     title: 'The backend did not answer in time',
     detail: 'This was a read; it can be tried again.',
   },
+  'lease-request': {
+    status: 400,
+    title: 'This is no request that the lease service understands',
+    detail: 'See the section on leases of the manual.',
+  },
+  'lease-held': {
+    status: 409,
+    title: 'Another holds this scope',
+    detail: 'Try again later, or ask with a wait.',
+    retryAfter: 1,
+  },
+  'lease-over': {
+    status: 410,
+    title: 'This lease is over',
+    detail:
+      'It has expired or was released, or it never was. Stop working on its scope, and take a new lease.',
+  },
+  'lease-none': { status: 404, title: 'Nobody holds this scope', detail: 'It can be taken.' },
+  'lease-full': {
+    status: 503,
+    title: 'Too many wait for this scope',
+    detail: 'Try again later.',
+    retryAfter: 1,
+  },
+  'lease-unavailable': {
+    status: 503,
+    title: 'Leases cannot be recorded at the moment',
+    detail: 'What was asked could not be made durable, or the proxy is stopping. Try again.',
+    retryAfter: 1,
+  },
   stopping: {
     status: 503,
     title: 'The proxy is stopping',
@@ -164,6 +200,8 @@ export interface AnswerDetails {
   readonly token?: Token | undefined
   /** The scope's mark. */
   readonly highest?: Token | undefined
+  /** Seconds; overrides the table's. */
+  readonly retryAfter?: number | undefined
 }
 
 /** Answers with a refusal of the fence. Does nothing where an answer has already begun. */
@@ -220,15 +258,19 @@ function typeOf(name: string): string {
   return `urn:fencing-proxy:problem:${name}`
 }
 
-function write(
-  req: IncomingMessage,
-  res: ServerResponse,
+/** A problem as plain values, for the parts that write their answers through a framework. */
+export function problemOf(
+  problem: Problem,
+  details: AnswerDetails,
+): { status: number; fields: string[]; body: string } {
+  return document(problem, PROBLEMS[problem], details)
+}
+
+function document(
   name: string,
   entry: Entry,
-  { requestId, detail, status, scope, token, highest }: AnswerDetails,
-  fields: readonly string[],
-): void {
-  if (res.headersSent || res.destroyed) return
+  { requestId, detail, status, scope, token, highest, retryAfter }: AnswerDetails,
+): { status: number; fields: string[]; body: string } {
   const body = JSON.stringify({
     type: typeOf(name),
     title: entry.title,
@@ -239,18 +281,30 @@ function write(
     token: token === undefined ? undefined : formatToken(token),
     highest: highest === undefined ? undefined : formatToken(highest),
   })
-  const head = [
+  const fields = [
     'Content-Type', 'application/problem+json',
-    'Content-Length', Buffer.byteLength(body).toString(),
     'Cache-Control', 'no-store',
     'X-Request-Id', requestId,
-    ...fields,
   ] // prettier-ignore
-  if (entry.retryAfter !== undefined) head.push('Retry-After', entry.retryAfter.toString())
-  if (entry.allow !== undefined) head.push('Allow', entry.allow)
+  const seconds = retryAfter ?? entry.retryAfter
+  if (seconds !== undefined) fields.push('Retry-After', seconds.toString())
+  if (entry.allow !== undefined) fields.push('Allow', entry.allow)
+  return { status: status ?? entry.status, fields, body }
+}
+
+function write(
+  req: IncomingMessage,
+  res: ServerResponse,
+  name: string,
+  entry: Entry,
+  details: AnswerDetails,
+  fencing: readonly string[],
+): void {
+  if (res.headersSent || res.destroyed) return
+  const { status, fields, body } = document(name, entry, details)
+  fields.push('Content-Length', Buffer.byteLength(body).toString(), ...fencing)
   dismissBody(req, res)
-  const code = status ?? entry.status
-  res.writeHead(code, STATUS_CODES[code] ?? '', head)
+  res.writeHead(status, STATUS_CODES[status] ?? '', fields)
   res.end(body)
 }
 

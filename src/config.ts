@@ -236,6 +236,30 @@ const routes = list(checkedRoute, ROUTES).superRefine((all, context) => {
   }
 })
 
+// Leases
+
+const PREFIX = 'must be a path such as /_fencing: segments of letters, digits, . _ ~ and -'
+
+const leases = mapping({
+  prefix: z
+    .string({ error: PREFIX })
+    .regex(/^(\/(?!\.{1,2}(\/|$))[A-Za-z0-9._~-]+)+$/, { error: PREFIX })
+    .default('/_fencing'),
+  minTtl: duration(1).prefault('100ms'),
+  maxTtl: duration(1).prefault('24h'),
+  defaultTtl: duration(1).prefault('15s'),
+  maxWaiting: count(0).default(1024),
+}).superRefine(({ minTtl, maxTtl, defaultTtl }, context) => {
+  const wrong = (key: string, message: string) =>
+    context.addIssue({ code: 'custom', path: [key], message })
+  if (minTtl > maxTtl)
+    wrong('minTtl', `must not be above maxTtl, which is ${formatDuration(maxTtl)}`)
+  else if (defaultTtl < minTtl || defaultTtl > maxTtl) {
+    const range = `from minTtl to maxTtl: ${formatDuration(minTtl)} to ${formatDuration(maxTtl)}`
+    wrong('defaultTtl', `must lie ${range}`)
+  }
+})
+
 // The whole
 
 /** Fields with which a message is framed, routed or described: no place for a token. */
@@ -279,6 +303,7 @@ const Settings = mapping({
     settle: duration(0).prefault('5s'),
     maxWaiting: count(0).default(1024),
   }).prefault({}),
+  leases: leases.optional(),
   routes,
   unmatchedWrites: choice('reject', 'pass').default('reject'),
   log: mapping({
@@ -306,7 +331,7 @@ function complete(
   },
 ) {
   // prettier-ignore
-  const { listen, admin, upstream, token, store, fence, unmatchedWrites, log } = settings
+  const { listen, admin, upstream, token, store, fence, leases, unmatchedWrites, log } = settings
   return {
     /** The data port. */
     listen,
@@ -327,6 +352,16 @@ function complete(
       settleMs: fence.settle,
       /** Per scope. */
       maxWaiting: fence.maxWaiting,
+    },
+    /** Undefined: no lease service, tokens come from elsewhere. */
+    leases: leases && {
+      /** The path under which the service lies, without a slash at its end. */
+      prefix: leases.prefix,
+      minTtlMs: leases.minTtl,
+      maxTtlMs: leases.maxTtl,
+      defaultTtlMs: leases.defaultTtl,
+      /** Per scope. */
+      maxWaiting: leases.maxWaiting,
     },
     /** The first match counts. */
     routes: settings.routes.map((route) => ({

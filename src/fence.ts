@@ -1,6 +1,6 @@
 import type { Clock } from './clock.ts'
 import type { InFlight, Write } from './inflight.ts'
-import { StoreError, type Raised, type Store } from './store/store.ts'
+import { StoreError, type LeaseTerms, type Raised, type Store } from './store/store.ts'
 import type { Token } from './token.ts'
 
 /**
@@ -12,6 +12,10 @@ import type { Token } from './token.ts'
  * - known: tokens up to the mark are decided here, without the store;
  * - rising: a raise is on its way to the disk. Every write of the scope waits for its outcome, for
  *   no answer may name a mark that a crash could take back, and no older write may slip in between.
+ *
+ * A mark rises by a write that brings a higher token; or, where the lease service issues the
+ * tokens, by a grant and by nothing else: a mark is then the highest token that was issued, and a
+ * write above it carries an invented one.
  */
 
 export type Decision =
@@ -21,6 +25,8 @@ export type Decision =
   | { readonly verdict: 'stale'; readonly highest: Token }
   /** Equal to the mark, on a route that takes each token once. */
   | { readonly verdict: 'repeated'; readonly highest: Token }
+  /** Higher than every token issued for the scope; `highest` is undefined where none was. */
+  | { readonly verdict: 'unissued'; readonly highest: Token | undefined }
   /** The mark could not be made durable (in time). */
   | { readonly verdict: 'unavailable' }
   /** Too many wait in this scope. */
@@ -33,6 +39,8 @@ export interface FenceSettings {
   readonly takeoverTimeoutMs: number
   readonly settleMs: number
   readonly maxWaiting: number
+  /** Tokens are issued by `grant` alone. */
+  readonly leases?: boolean
   /** Marks kept in memory; those of scopes in use, as a rule. */
   readonly cachedMarks?: number
 }
@@ -51,6 +59,19 @@ interface Claim {
   readonly cancel: () => void
 }
 
+/** A scope whose mark is being raised, or read to begin with. */
+interface Rising {
+  /** In the order of their arrival. */
+  readonly claims: Claim[]
+  grant: Grant | undefined
+}
+
+interface Grant {
+  readonly lease: LeaseTerms
+  readonly resolve: (raised: Raised) => void
+  readonly reject: (error: StoreError) => void
+}
+
 const ADMITTED: Decision = { verdict: 'admitted' }
 
 export class Fence {
@@ -60,7 +81,7 @@ export class Fence {
   readonly #clock: Clock
   readonly #events: FenceEvents
   readonly #marks: MarkCache
-  readonly #rising = new Map<string, Claim[]>()
+  readonly #rising = new Map<string, Rising>()
   /** Until then nobody knows what the process before this one left in flight. */
   readonly #settlesUntil: number
 
@@ -93,6 +114,21 @@ export class Fence {
     return this.#decide(write, false)
   }
 
+  /**
+   * Gives the scope a new owner: raises its mark to the next token and keeps the lease, in one
+   * commit. Older owners are stale from then on. One grant of a scope at a time. Rejects with a
+   * `StoreError`: nothing has changed then.
+   */
+  grant(scope: string, lease: LeaseTerms): Promise<Raised> {
+    return new Promise((resolve, reject) => {
+      const grant: Grant = { lease, resolve, reject }
+      const rising = this.#rising.get(scope)
+      if (rising === undefined) this.#begin(scope, { claims: [], grant })
+      else if (rising.grant === undefined) rising.grant = grant
+      else throw new Error('a scope has one grant under way at a time')
+    })
+  }
+
   /** Nothing of an admitted write was sent after all: a `repeat: once` route may take its token again. */
   giveBack(write: Write): void {
     const mark = this.#marks.get(write.scope)
@@ -114,16 +150,22 @@ export class Fence {
   #decide(write: Write, enters: boolean): Decision | Promise<Decision> {
     const rising = this.#rising.get(write.scope)
     if (rising !== undefined) {
-      if (rising.length >= this.#settings.maxWaiting) return { verdict: 'busy' }
-      return this.#waitIn(rising, write, enters)
+      if (rising.claims.length >= this.#settings.maxWaiting) return { verdict: 'busy' }
+      return this.#waitIn(rising.claims, write, enters)
     }
     const mark = this.#marks.get(write.scope)
-    if (mark !== undefined && write.token <= mark.token) return this.#compare(write, enters, mark)
+    if (mark !== undefined && (this.#settings.leases === true || write.token <= mark.token)) {
+      return this.#compare(write, enters, mark)
+    }
     const claims: Claim[] = []
-    this.#rising.set(write.scope, claims)
     const decision = this.#waitIn(claims, write, enters)
-    void this.#raise(write.scope, claims)
+    this.#begin(write.scope, { claims, grant: undefined })
     return decision
+  }
+
+  #begin(scope: string, rising: Rising): void {
+    this.#rising.set(scope, rising)
+    void this.#raise(scope, rising)
   }
 
   #waitIn(claims: Claim[], write: Write, enters: boolean): Promise<Decision> {
@@ -137,49 +179,84 @@ export class Fence {
     })
   }
 
-  /**
-   * Raises the scope's mark until every claim is decided. The highest token goes first: whatever
-   * came together with it and is lower is stale by then, at the price of one commit, not of many.
-   */
-  async #raise(scope: string, claims: Claim[]): Promise<void> {
-    while (claims.length > 0) {
-      const first = claims.reduce((a, b) => (b.write.token > a.write.token ? b : a))
-      // No write of the scope can be admitted while this raise is under way, so what overlaps now
-      // is all that can.
-      const overlapping = this.#inflight.overlapping(scope) || this.settlingMs > 0
-      let raised: Raised
+  /** Until every claim on the scope is decided and what was to be granted is. */
+  async #raise(scope: string, rising: Rising): Promise<void> {
+    while (rising.claims.length > 0 || rising.grant !== undefined) {
+      const { grant, claims } = rising
+      rising.grant = undefined
       try {
-        raised = await this.#store.raise(scope, first.write.token, overlapping)
+        if (grant !== undefined) await this.#raiseByGrant(scope, claims, grant)
+        else if (this.#settings.leases === true) await this.#recall(scope, claims)
+        else await this.#raiseByWrite(scope, claims)
       } catch (error) {
-        this.#refuseRaises(scope, claims, error)
-        continue
-      }
-      const { mark, from } = raised
-      const rose = mark !== from
-      // A mark that was found on disk counts as spent: whether a write of it was sent is not kept.
-      const known = this.#marks.set(scope, { token: mark, spent: !rose })
-      this.#settleAfterUncleanStop(scope, raised)
-      if (rose && from !== undefined) {
-        this.#inflight.overtake(scope, mark)
-        this.#events.takeover(first.write, from)
-      }
-      for (const claim of takeDecidable(claims, mark)) {
-        claim.cancel()
-        claim.resolve(this.#compare(claim.write, claim.enters, known))
+        if (!(error instanceof StoreError)) throw error
+        grant?.reject(error)
+        this.#refuseRaises(scope, claims)
       }
     }
     this.#rising.delete(scope)
   }
 
-  /** Fails closed: the mark is what it was, and what needed it higher is refused. */
-  #refuseRaises(scope: string, claims: Claim[], error: unknown): void {
-    if (!(error instanceof StoreError)) throw error
-    const mark = this.#marks.get(scope)
-    const decidable = mark === undefined ? [] : takeDecidable(claims, mark.token)
-    for (const claim of decidable) {
-      claim.cancel()
-      if (mark !== undefined) claim.resolve(this.#compare(claim.write, claim.enters, mark))
+  /**
+   * The highest token goes first: whatever came together with it and is lower is stale by then, at
+   * the price of one commit, not of many.
+   */
+  async #raiseByWrite(scope: string, claims: Claim[]): Promise<void> {
+    const first = claims.reduce((a, b) => (b.write.token > a.write.token ? b : a))
+    const raised = await this.#store.raise(scope, first.write.token, this.#overlapping(scope))
+    const mark = this.#learn(scope, raised)
+    const { from } = raised
+    if (raised.mark !== from && from !== undefined) this.#events.takeover(first.write, from)
+    this.#decideUpTo(mark, takeDecidable(claims, mark.token))
+  }
+
+  async #raiseByGrant(scope: string, claims: Claim[], { lease, resolve }: Grant): Promise<void> {
+    const raised = await this.#store.grant(scope, lease, this.#overlapping(scope))
+    const mark = this.#learn(scope, raised)
+    resolve(raised)
+    this.#decideUpTo(mark, claims.splice(0))
+  }
+
+  /** Looks up what the store has; writes do not raise marks here. */
+  async #recall(scope: string, claims: Claim[]): Promise<void> {
+    const row = await this.#store.read(scope)
+    const mark = row && this.#learn(scope, { ...row, from: row.mark })
+    this.#decideUpTo(mark, claims.splice(0))
+  }
+
+  /** What the store made of the mark is known from now on, and older owners are told. */
+  #learn(scope: string, raised: Raised): Mark {
+    const { mark, from } = raised
+    const rose = mark !== from
+    this.#settleAfterUncleanStop(scope, raised)
+    if (rose && from !== undefined) this.#inflight.overtake(scope, mark)
+    // A mark that was found on disk counts as spent: whether a write of it was sent is not kept.
+    return this.#marks.set(scope, { token: mark, spent: !rose })
+  }
+
+  #decideUpTo(mark: Mark | undefined, claims: Claim[]): void {
+    for (const { write, enters, cancel, resolve } of claims) {
+      cancel()
+      resolve(
+        mark === undefined
+          ? { verdict: 'unissued', highest: undefined }
+          : this.#compare(write, enters, mark),
+      )
     }
+  }
+
+  /**
+   * Whether older writes of the scope are, or may be, under way. While a raise is, no write of the
+   * scope can be admitted, so what overlaps at its beginning is all that can.
+   */
+  #overlapping(scope: string): boolean {
+    return this.#inflight.overlapping(scope) || this.settlingMs > 0
+  }
+
+  /** Fails closed: the mark is what it was, and what needed it higher, or known, is refused. */
+  #refuseRaises(scope: string, claims: Claim[]): void {
+    const mark = this.#marks.get(scope)
+    if (mark !== undefined) this.#decideUpTo(mark, takeDecidable(claims, mark.token))
     for (const claim of claims.splice(0)) {
       claim.cancel()
       claim.resolve({ verdict: 'unavailable' })
@@ -198,6 +275,7 @@ export class Fence {
 
   #compare(write: Write, enters: boolean, mark: Mark): Decision {
     if (write.token < mark.token) return { verdict: 'stale', highest: mark.token }
+    if (write.token > mark.token) return { verdict: 'unissued', highest: mark.token }
     if (write.once && mark.spent) return { verdict: 'repeated', highest: mark.token }
     if (write.left) return { verdict: 'left' }
     if (enters && !this.#inflight.enter(write)) return { verdict: 'busy' }

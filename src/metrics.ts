@@ -57,6 +57,8 @@ export class RouteMeter {
 export interface Sources {
   readonly settlingScopes: () => number
   readonly scopes: () => number
+  /** Undefined where leases are off; their metrics are then not there. */
+  readonly leases: { readonly active: () => number; readonly oldestMs: () => number } | undefined
 }
 
 export function createMetrics(sources: Sources) {
@@ -112,6 +114,15 @@ export function createMetrics(sources: Sources) {
   routeGauge('fencing_in_flight', 'Writes that were let through and whose end is not known yet.', ({ inFlight }) => inFlight) // prettier-ignore
   routeGauge('fencing_waiting', 'Writes that wait for a commit or for older writes to end.', ({ waiting }) => waiting) // prettier-ignore
 
+  const { leases } = sources
+  if (leases !== undefined) {
+    gauge('fencing_leases_active', 'Leases that live.', leases.active)
+    gauge('fencing_lease_age_seconds', 'How long the oldest lease that lives has been held.', () => leases.oldestMs() / 1000) // prettier-ignore
+  }
+  const leaseRegisters = leases === undefined ? [] : registers
+  const leaseCounter = (name: string, help: string) =>
+    new Counter({ name, help, registers: leaseRegisters })
+
   return {
     registry,
     /** The meter of a route, by its label. */
@@ -161,6 +172,15 @@ export function createMetrics(sources: Sources) {
       buckets: [1, 2, 5, 10, 25, 50, 100, 250, 1000],
       registers,
     }),
+    leasesAcquired: leaseCounter('fencing_leases_acquired_total', 'Leases granted.'),
+    leaseRenewals: new Counter({
+      name: 'fencing_lease_renewals_total',
+      help: 'Renewals asked for: renewed, or over because the lease had ended.',
+      labelNames: ['result'],
+      registers: leaseRegisters,
+    }),
+    leaseTakeovers: leaseCounter('fencing_lease_takeovers_total', 'Leases granted in scopes that had an owner before.'), // prettier-ignore
+    tokensIssued: leaseCounter('fencing_tokens_issued_total', 'Tokens issued, each for one lease.'),
     storeErrors: new Counter({
       name: 'fencing_store_errors_total',
       help: 'Commits and reads that the store could not do.',

@@ -11,11 +11,12 @@ import {
 } from './answer.ts'
 import { onDeparture } from './departure.ts'
 import { Fields } from './fields.ts'
-import type { Fence } from './fence.ts'
+import type { Decision, Fence } from './fence.ts'
 import type { Ending, Forwarder, Outgoing } from './forward.ts'
 import { checkHead, type Framing } from './framing.ts'
 import { Write, type InFlight, type Turn } from './inflight.ts'
 import type { Log } from './log.ts'
+import type { LeaseDoor } from './lease/routes.ts'
 import type { Metrics } from './metrics.ts'
 import { backendFields } from './outgoing.ts'
 import type { CompiledRoute, Routes } from './route.ts'
@@ -36,6 +37,8 @@ export interface ProxyParts {
   readonly forwarder: Forwarder
   /** Carries upgraded connections. */
   readonly tunnel: Forwarder
+  /** The lease service, where it is on. */
+  readonly leaseDoor: LeaseDoor | undefined
   readonly metrics: Metrics
   readonly log: Log
 }
@@ -125,6 +128,7 @@ export class Proxy {
     const request: Request = { req, res, method, fields, framing, id, upgrade }
     if (this.#answeredHere(request)) return
     const target = req.url ?? ''
+    if (this.#parts.leaseDoor?.covers(target) === true) return this.#toLeases(request)
     const named =
       upgrade === undefined
         ? routes.resolve(method, target, fields)
@@ -159,6 +163,20 @@ export class Proxy {
     }
   }
 
+  /** What is for the lease service and not for the backend. */
+  async #toLeases({ req, res, id, fields, upgrade }: Request): Promise<void> {
+    this.#count('none', 'lease')
+    if (this.#stopping) {
+      res.shouldKeepAlive = false
+      fail(req, res, 'stopping', { requestId: id })
+    } else if (upgrade !== undefined) {
+      fail(req, res, 'bad-request', { requestId: id, detail: 'Leases know no upgrade.' })
+    } else {
+      if (fields.has('expect') && req.httpVersion === '1.1') res.writeContinue()
+      await this.#parts.leaseDoor?.handle(req, res, id)
+    }
+  }
+
   /** One write, in order. */
   async #fenced(
     request: Request,
@@ -189,8 +207,9 @@ export class Proxy {
     const deciding = observes ? fence.observe(write) : fence.decide(write)
     const decision =
       deciding instanceof Promise ? await this.#wait(request, write, deciding, 'commit') : deciding
-    if (decision.verdict === 'stale')
-      this.#reportStale(request, path, route, write, decision.highest)
+    if (decision.verdict === 'stale' || decision.verdict === 'unissued') {
+      this.#reportToken(request, path, route, write, decision)
+    }
     if (decision.verdict === 'left') {
       this.#count(label, 'left')
       return
@@ -399,29 +418,30 @@ export class Proxy {
     }
   }
 
-  #reportStale(
+  /** A token that is not the scope's: an old owner's, or an invented one. */
+  #reportToken(
     { req, id }: Request,
     path: string,
     route: CompiledRoute,
     write: Write,
-    highest: Token,
+    { verdict, highest }: Extract<Decision, { verdict: 'stale' | 'unissued' }>,
   ): void {
     const { mode } = route.config
-    this.#parts.metrics.staleWrites.inc({ route: route.label, mode })
+    if (verdict === 'stale') this.#parts.metrics.staleWrites.inc({ route: route.label, mode })
     this.#parts.log.warn(
       {
-        event: 'stale_write',
+        event: `${verdict}_write`,
         mode,
         ...logged(write),
-        highest: formatToken(highest),
+        highest: highest === undefined ? undefined : formatToken(highest),
         method: req.method,
         path: path.replace(/[?#].*/s, ''),
         requestId: id,
         remote: req.socket.remoteAddress,
       },
       mode === 'observe'
-        ? 'a stale write was forwarded: this route only observes'
-        : 'a stale write was refused',
+        ? `a write with ${OF_TOKEN[verdict]} token was forwarded: this route only observes`
+        : `a write with ${OF_TOKEN[verdict]} token was refused`,
     )
   }
 
@@ -480,6 +500,8 @@ type Outcomes =
   | Result
   /** Passed unfenced, as reads do. */
   | 'read'
+  /** For the lease service. */
+  | 'lease'
   /** The client left before there was anything to answer. */
   | 'left'
   /** Not well formed; refused before anything else. */
@@ -495,6 +517,8 @@ const READ_PROBLEMS = {
   'client-timeout': 'client-timeout',
   stopping: 'stopping',
 } as const
+
+const OF_TOKEN = { stale: 'a stale', unissued: 'an unissued' } as const
 
 const CONTINUE = '100-continue'
 

@@ -5,9 +5,12 @@ import type { Config } from './config.ts'
 import { Fence } from './fence.ts'
 import { createForwarder, type Forwarder, type ForwardSettings } from './forward.ts'
 import { InFlight, type BarrierSettings } from './inflight.ts'
+import type { End } from './lease/lease.ts'
+import { Leases, type LeaseEvents } from './lease/leases.ts'
+import { createLeaseDoor } from './lease/routes.ts'
 import { createListener } from './listener.ts'
 import { stdoutLog, type Log } from './log.ts'
-import { createMetrics } from './metrics.ts'
+import { createMetrics, type Metrics } from './metrics.ts'
 import { Proxy } from './proxy.ts'
 import { Routes } from './route.ts'
 import { openStore } from './store/open.ts'
@@ -66,6 +69,10 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   const metrics = createMetrics({
     scopes: () => store.scopes,
     settlingScopes: () => inflight.settlingScopes,
+    leases: config.leases && {
+      active: () => leases?.active ?? 0,
+      oldestMs: () => leases?.oldestMs ?? 0,
+    },
   })
   const { store, created } = await openOrExplain(() =>
     build.store(config.store, {
@@ -97,7 +104,8 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   }
 
   const inflight = build.inflight(config.fence, clock)
-  const fence = new Fence(store, inflight, config.fence, clock, {
+  const fenceSettings = { ...config.fence, leases: config.leases !== undefined }
+  const fence = new Fence(store, inflight, fenceSettings, clock, {
     takeover({ route, scope, token }, from) {
       metrics.takeovers.inc({ route })
       log.info(
@@ -106,6 +114,8 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
       )
     },
   })
+  const leases = config.leases && new Leases(fence, store, config.leases, clock, leaseEvents(metrics, log)) // prettier-ignore
+  const leaseDoor = leases && createLeaseDoor(leases, config.clientTimeoutMs, metrics, log)
   const forwarding: ForwardSettings = {
     ...config.upstream,
     clientTimeoutMs: config.clientTimeoutMs,
@@ -123,6 +133,7 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     inflight,
     forwarder,
     tunnel,
+    leaseDoor,
     metrics,
     log,
   })
@@ -131,15 +142,18 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   const admin = createAdmin({ store, fence, inflight, metrics, log, stopping: () => stopping })
 
   const closeServers = async () => {
+    leases?.stop()
     listener.closeAllConnections()
     await Promise.all([
       forwarder.close(),
       tunnel.close(),
       admin.close(),
+      leaseDoor?.close(),
       new Promise((resolve) => (listener.listening ? listener.close(resolve) : resolve(undefined))),
     ])
   }
   try {
+    await openOrExplain(async () => leases?.restore())
     await listen(listener, 'listen', config.listen)
     await listen(admin.server, 'admin', config.admin, () => admin.ready())
   } catch (error) {
@@ -160,6 +174,7 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     listener.close()
     // Upgraded connections would not end by themselves.
     void tunnel.close()
+    leases?.stop()
     const allEnded = await within(clock, config.shutdownTimeoutMs, proxy.stop())
     await closeServers()
     const unrecorded = await closeStore(store, allEnded)
@@ -172,6 +187,48 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     return stopped
   }
   return { addresses, died, close: () => (closing ??= close()) }
+}
+
+const ENDED: Readonly<Record<End, string>> = {
+  expired: 'a lease was not renewed in time',
+  released: 'a holder released its lease',
+  abandoned: 'a client left before it could learn of its lease',
+}
+
+/** Who held what, and when. A lease's id is a key, and stays out of the log. */
+function leaseEvents(metrics: Metrics, log: Log): LeaseEvents {
+  return {
+    granted(scope, { token, holder, ttlMs, grantedAt }, { requestId, askedAt }, from) {
+      metrics.leasesAcquired.inc()
+      metrics.tokensIssued.inc()
+      if (from !== undefined) metrics.leaseTakeovers.inc()
+      log.info(
+        {
+          event: 'lease_granted',
+          scope,
+          token: formatToken(token),
+          from: from === undefined ? undefined : formatToken(from),
+          holder,
+          ttlMs,
+          waitedMs: Math.round(grantedAt - askedAt),
+          requestId,
+        },
+        'a lease was granted; older owners of the scope are stale from now on',
+      )
+    },
+    ended(scope, { token, holder }, why, heldMs) {
+      log.info(
+        {
+          event: `lease_${why}`,
+          scope,
+          token: formatToken(token),
+          holder,
+          heldMs: Math.round(heldMs),
+        },
+        ENDED[why],
+      )
+    },
+  }
 }
 
 /** The error where the disk does not take the record of the end. */

@@ -39,6 +39,16 @@ export function joinToken(generation: bigint, number: bigint): Token {
   return ((generation << 63n) | number) as Token
 }
 
+/** The smallest token above `token`: N counts up, and after the last N the next generation begins. */
+export function nextToken(token: Token): Token | undefined {
+  return token === LAST ? undefined : ((token + 1n) as Token)
+}
+
 export function splitToken(token: Token): { generation: bigint; number: bigint } {
   return { generation: token >> 63n, number: token & MAX_PART }
 }
+
+const LAST = joinToken(MAX_PART, MAX_PART)
+
+/** The token of a scope's first lease. */
+export const FIRST_ISSUED = joinToken(0n, 1n)

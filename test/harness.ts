@@ -44,8 +44,18 @@ export const ROUTE: Route = {
   allow: [],
 }
 
+const LEASES = {
+  prefix: '/_fencing',
+  minTtlMs: 100,
+  maxTtlMs: 3_600_000,
+  defaultTtlMs: 15_000,
+  maxWaiting: 100,
+}
+
 export type Overrides = {
-  [K in keyof Config]?: Config[K] extends readonly unknown[] ? Config[K] : Partial<Config[K]>
+  [K in keyof Config]?: Config[K] extends readonly unknown[]
+    ? Config[K]
+    : Partial<NonNullable<Config[K]>>
 }
 
 /** A complete configuration on free ports, with short times. */
@@ -65,6 +75,7 @@ export function configFor(url: string, dataFolder: string, overrides: Overrides 
       ...overrides.store,
     },
     fence: { takeoverTimeoutMs: 5_000, settleMs: 300, maxWaiting: 100, ...overrides.fence },
+    leases: overrides.leases === undefined ? undefined : { ...LEASES, ...overrides.leases },
     routes: overrides.routes ?? [ROUTE],
     log: { level: 'info', ...overrides.log },
   }

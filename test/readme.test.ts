@@ -33,7 +33,11 @@ test('the README names every result with its status, and every metric', async ()
       `${result} ${status}`,
     )
   }
-  const metrics = createMetrics({ scopes: () => 0, settlingScopes: () => 0 })
+  const metrics = createMetrics({
+    scopes: () => 0,
+    settlingScopes: () => 0,
+    leases: { active: () => 0, oldestMs: () => 0 },
+  })
   for (const { name } of await metrics.registry.getMetricsAsJSON()) {
     if (name.startsWith('fencing_')) assert.ok(readme.includes(`\`${name}`), name)
   }

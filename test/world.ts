@@ -2,8 +2,14 @@ import assert from 'node:assert/strict'
 import type { Clock } from '../src/clock.ts'
 import { Fence, type Decision } from '../src/fence.ts'
 import { InFlight, Write, type BarrierSettings, type Outcome } from '../src/inflight.ts'
-import { StoreError, type Raised, type Store } from '../src/store/store.ts'
-import { formatToken, type Token } from '../src/token.ts'
+import {
+  StoreError,
+  type LeaseTerms,
+  type MarkRow,
+  type Raised,
+  type Store,
+} from '../src/store/store.ts'
+import { FIRST_ISSUED, formatToken, nextToken, type Token } from '../src/token.ts'
 
 /**
  * A small world for the real fence and the real barrier: time, the disk and the backend are owned
@@ -54,8 +60,7 @@ interface OnDisk {
 export class ManualStore implements Store {
   stoppedCleanly = true
   readonly disk = new Map<string, OnDisk>()
-  #pending: { scope: string; token: Token; overlapping: boolean; settle: (ok: boolean) => void }[] =
-    []
+  #pending: { act: () => void; fail: () => void }[] = []
 
   get scopes(): number {
     return this.disk.size
@@ -66,40 +71,57 @@ export class ManualStore implements Store {
   }
 
   raise(scope: string, token: Token, overlapping: boolean): Promise<Raised> {
+    return this.#later(() => this.#raise(scope, token, overlapping))
+  }
+
+  grant(scope: string, _lease: LeaseTerms, overlapping: boolean): Promise<Raised> {
+    return this.#later(() => {
+      const highest = this.disk.get(scope)?.mark
+      const next = highest === undefined ? FIRST_ISSUED : nextToken(highest)
+      assert.ok(next !== undefined)
+      return this.#raise(scope, next, overlapping)
+    })
+  }
+
+  read(scope: string): Promise<MarkRow | undefined> {
+    return this.#later(() => {
+      const row = this.disk.get(scope)
+      return row && { scope, raisedAt: 0, ...row }
+    })
+  }
+
+  #raise(scope: string, token: Token, overlapping: boolean): Raised {
+    const before = this.disk.get(scope)
+    if (before !== undefined && token <= before.mark) return { ...before, from: before.mark }
+    const row = { mark: token, overlapping: before !== undefined && overlapping }
+    this.disk.set(scope, row)
+    return { ...row, from: before?.mark }
+  }
+
+  #later<T>(act: () => T): Promise<T> {
     return new Promise((resolve, reject) => {
-      const settle = (ok: boolean) => {
-        if (!ok) {
-          reject(new StoreError('the disk said no'))
-          return
-        }
-        const before = this.disk.get(scope)
-        if (before === undefined || token > before.mark) {
-          const row = { mark: token, overlapping: before !== undefined && overlapping }
-          this.disk.set(scope, row)
-          resolve({ ...row, from: before?.mark })
-        } else resolve({ ...before, from: before.mark })
-      }
-      this.#pending.push({ scope, token, overlapping, settle })
+      const fail = () => reject(new StoreError('the disk said no'))
+      this.#pending.push({ act: () => resolve(act()), fail })
     })
   }
 
   commit(ok: boolean): void {
-    this.#pending.shift()?.settle(ok)
+    const next = this.#pending.shift()
+    if (ok) next?.act()
+    else next?.fail()
   }
 
   /** The process is gone; of what was being committed, the first `kept` reached the disk unseen. */
   crash(kept: number): void {
-    for (const { scope, token, overlapping } of this.#pending.splice(0).slice(0, kept)) {
-      const before = this.disk.get(scope)
-      if (before === undefined || token > before.mark) {
-        this.disk.set(scope, { mark: token, overlapping: before !== undefined && overlapping })
-      }
-    }
+    for (const { act } of this.#pending.splice(0).slice(0, kept)) act()
     this.stoppedCleanly = false
   }
 
-  read(): Promise<undefined> {
-    return Promise.resolve(undefined)
+  forget(): Promise<void> {
+    return Promise.resolve()
+  }
+  leases(): Promise<[]> {
+    return Promise.resolve([])
   }
   list(): Promise<[]> {
     return Promise.resolve([])

@@ -35,7 +35,22 @@ import { StoreError } from './store.ts'
 
 /** "fenc" */
 const APPLICATION_ID = 0x66656e63
-const SCHEMA = 1
+const SCHEMA = 2
+
+const LEASES = `
+  CREATE TABLE leases (
+    scope TEXT NOT NULL PRIMARY KEY,
+    id TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    holder TEXT NOT NULL,
+    ttl_ms INTEGER NOT NULL,
+    granted_at INTEGER NOT NULL
+  ) STRICT, WITHOUT ROWID;
+`
+
+/** What brings a store of an older schema to the next one. */
+const MIGRATIONS: Readonly<Record<number, string>> = { 1: LEASES }
 
 const NEW_STORE = `
   BEGIN;
@@ -46,6 +61,7 @@ const NEW_STORE = `
     raised_at INTEGER NOT NULL,
     overlapping INTEGER NOT NULL
   ) STRICT, WITHOUT ROWID;
+  ${LEASES}
   CREATE TABLE run (clean INTEGER NOT NULL, complete INTEGER NOT NULL, probes INTEGER NOT NULL) STRICT;
   INSERT INTO run (clean, complete, probes) VALUES (1, 1, 0);
   PRAGMA application_id = ${APPLICATION_ID};
@@ -175,6 +191,7 @@ function openExisting(path: string): Omit<OpenedFile, 'created'> {
         `the store ${path} has lost ${walOf(path)}, and with it its latest marks; put both files back as they were, or restore a backup made with SQLite's .backup. If you know that no mark is missing, run: echo complete > '${walOf(path)}'`,
       )
     }
+    migrate(db)
     db.prepare('UPDATE run SET clean = 0').run()
     checkpoint(db)
     return { db, path, stoppedCleanly: clean }
@@ -191,11 +208,20 @@ function checkOwner(db: Database.Database, path: string): void {
     )
   }
   const schema = db.pragma('user_version', { simple: true })
-  if (schema !== SCHEMA) {
-    throw new StoreError(
-      `the store ${path} has schema ${String(schema)}, and this program knows schema ${SCHEMA}; run the version of fencing-proxy that wrote it, or a newer one`,
-    )
-  }
+  if (schema === SCHEMA || MIGRATIONS[Number(schema)] !== undefined) return
+  throw new StoreError(
+    `the store ${path} has schema ${String(schema)}, and this program knows schema ${SCHEMA}; run the version of fencing-proxy that wrote it, or a newer one`,
+  )
+}
+
+/** Brings the store to today's schema, in one commit, once it is known to be whole. */
+function migrate(db: Database.Database): void {
+  const schema = Number(db.pragma('user_version', { simple: true }))
+  if (schema === SCHEMA) return
+  db.transaction(() => {
+    for (let next = schema; next < SCHEMA; next++) db.exec(MIGRATIONS[next] ?? '')
+    db.pragma(`user_version = ${SCHEMA}`)
+  })()
 }
 
 /** Reads every page (about 0.2 s for 10^6 scopes): a store must not turn out to be damaged mid-run. */

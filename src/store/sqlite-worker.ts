@@ -1,29 +1,38 @@
 import { parentPort, workerData, type MessagePort } from 'node:worker_threads'
 import type { Database } from 'better-sqlite3'
-import { joinToken, splitToken, type Token } from '../token.ts'
+import { FIRST_ISSUED, joinToken, nextToken, splitToken, type Token } from '../token.ts'
 import { checkpoint, explain, openFile, type OpenedFile } from './sqlite-file.ts'
-import { StoreError, type MarkRow } from './store.ts'
+import { StoreError, type LeaseRow, type LeaseTerms, type MarkRow } from './store.ts'
 
 /**
  * The thread in which SQLite lives, so that the event loop never waits for the disk.
  *
- * A batch is answered in three steps. Its raises are compared, in order, with the marks on disk and
- * with what the raises before them will write. What has to be written is written in one transaction,
+ * A batch is answered in three steps. Its raises (a grant is one, to the next token, with a lease)
+ * are compared, in order, with the marks on disk and with what those before them will write. What has to be written is written in one transaction,
  * with one fsync. Reads come last: they see what is on disk, whether or not the commit succeeded.
  * Comparing stays outside of the transaction, because a page that cannot be read takes down the
  * transaction in which it is read, and here only the call that asked for it.
  */
 
 /** What crosses to the thread and back: tuples, which are cheaper to clone than objects. */
-export type Raise = readonly [scope: string, token: Token, overlapping: boolean]
+export type Raise = readonly [
+  scope: string,
+  /** `LeaseTerms` stand for the next token, which is granted with them. */
+  to: Token | LeaseTerms,
+  overlapping: boolean,
+]
 export type RaisedTuple = readonly [mark: Token, from: Token | undefined, overlapping: boolean]
+export type Forget = readonly [scope: string, token: Token]
 export type List = readonly [prefix: string, after: string | undefined, limit: number]
 
 export interface Batch {
   readonly raises: readonly Raise[]
+  readonly forgets: readonly Forget[]
   readonly probes: number
   readonly reads: readonly string[]
   readonly lists: readonly List[]
+  /** How many ask for every lease. */
+  readonly leases: number
 }
 
 /** Why a call failed, in words. */
@@ -34,10 +43,12 @@ export interface Failure {
 /** What became of a batch, call by call. */
 export interface Outcomes {
   readonly raises: readonly (RaisedTuple | Failure)[]
-  /** The same for every probe of the batch. */
+  /** The same for every call of its kind in the batch, as with `probes` and `leases`. */
+  readonly forgets: Failure | undefined
   readonly probes: Failure | undefined
   readonly reads: readonly (MarkRow | Failure | undefined)[]
   readonly lists: readonly (MarkRow[] | Failure)[]
+  readonly leases: LeaseRow[] | Failure
   readonly scopes: number
   /** Undefined where nothing had to be written, or where it could not be. */
   readonly committed: Commit | undefined
@@ -78,6 +89,8 @@ interface Mark {
   readonly overlapping: boolean
   /** The scope has no mark on disk yet. */
   readonly isNew: boolean
+  /** What the token was issued for, where it was. */
+  readonly lease?: LeaseTerms | undefined
 }
 
 class Marks {
@@ -98,11 +111,12 @@ class Marks {
     return this.#scopes
   }
 
-  answer({ raises, probes, reads, lists }: Batch): Outcomes {
+  answer(batch: Batch): Outcomes {
     return {
-      ...this.#write(raises, probes),
-      reads: reads.map((scope) => this.#attempt(() => this.#read(scope))),
-      lists: lists.map((list) => this.#attempt(() => this.#list(list))),
+      ...this.#write(batch),
+      reads: batch.reads.map((scope) => this.#attempt(() => this.#read(scope))),
+      lists: batch.lists.map((list) => this.#attempt(() => this.#list(list))),
+      leases: batch.leases === 0 ? [] : this.#attempt(() => this.#sql.leases.all().map(leaseRow)),
       scopes: this.#scopes,
     }
   }
@@ -122,33 +136,36 @@ class Marks {
     return failure
   }
 
-  #write(
-    raises: readonly Raise[],
-    probes: number,
-  ): Pick<Outcomes, 'raises' | 'probes' | 'committed'> {
+  #write(batch: Batch): Pick<Outcomes, 'raises' | 'forgets' | 'probes' | 'committed'> {
+    const { raises, forgets, probes } = batch
     const rising = new Map<string, Mark>()
     const compared = raises.map((raise) => this.#attempt(() => this.#compare(raise, rising)))
-    if (rising.size === 0 && probes === 0) {
-      return { raises: compared, probes: undefined, committed: undefined }
+    if (rising.size === 0 && forgets.length === 0 && probes === 0) {
+      return { raises: compared, forgets: undefined, probes: undefined, committed: undefined }
     }
     const started = performance.now()
     const unwritten = new Map<string, Failure>()
-    const failure = this.#failureOf(() => this.#commit(rising, probes > 0, unwritten))
+    const failure = this.#failureOf(() => this.#commit(rising, batch, unwritten))
     if (this.#db.inTransaction) this.#sql.rollback.run()
     const outcomes = compared.map((outcome, i) => {
       const raise = raises[i] as Raise
       const why = failure ?? unwritten.get(raise[0])
       return why === undefined ? outcome : this.#attempt(() => this.#compareOnly(raise, why))
     })
-    if (failure !== undefined) return { raises: outcomes, probes: failure, committed: undefined }
-    const calls = probes + outcomes.filter(hasRisen).length
+    if (failure !== undefined) {
+      return { raises: outcomes, forgets: failure, probes: failure, committed: undefined }
+    }
+    const calls = probes + forgets.length + outcomes.filter(hasRisen).length
     const seconds = (performance.now() - started) / 1000
-    return { raises: outcomes, probes: undefined, committed: { seconds, calls } }
+    const committed = { seconds, calls }
+    return { raises: outcomes, forgets: undefined, probes: undefined, committed }
   }
 
   /** Compares with the mark as it will be once `rising` is written; adds to that what has to be. */
-  #compare([scope, token, overlapping]: Raise, rising: Map<string, Mark>): RaisedTuple {
+  #compare([scope, to, overlapping]: Raise, rising: Map<string, Mark>): RaisedTuple {
     const before = rising.get(scope) ?? this.#find(scope)
+    const lease = typeof to === 'bigint' ? undefined : to
+    const token = typeof to === 'bigint' ? to : issue(scope, before?.token)
     if (before !== undefined && token <= before.token) {
       return [before.token, before.token, before.overlapping]
     }
@@ -156,6 +173,7 @@ class Marks {
       token,
       overlapping: overlapping && before !== undefined,
       isNew: before?.isNew ?? true,
+      lease,
     }
     rising.set(scope, after)
     return [token, before?.token, after.overlapping]
@@ -170,15 +188,20 @@ class Marks {
   /** Writes all of `rising` but what SQLite refuses row by row, which goes to `unwritten`. */
   #commit(
     rising: ReadonlyMap<string, Mark>,
-    probe: boolean,
+    { forgets, probes }: Batch,
     unwritten: Map<string, Failure>,
   ): void {
     const raisedAt = Date.now()
     let added = 0
     this.#sql.begin.run()
-    for (const [scope, { token, overlapping, isNew }] of rising) {
+    for (const [scope, { token, overlapping, isNew, lease }] of rising) {
       try {
         const { generation, number } = splitToken(token)
+        // Before the mark: a lease without its mark is none.
+        if (lease !== undefined) {
+          const { id, holder, ttlMs } = lease
+          this.#sql.keep.run(scope, id, generation, number, holder, ttlMs, raisedAt)
+        }
         this.#sql.write.run(scope, generation, number, raisedAt, overlapping ? 1 : 0)
         if (isNew) added += 1
       } catch (error) {
@@ -187,10 +210,14 @@ class Marks {
         unwritten.set(scope, this.#failure(error))
       }
     }
-    if (probe) this.#sql.probe.run()
+    for (const [scope, token] of forgets) {
+      const { generation, number } = splitToken(token)
+      this.#sql.forget.run(scope, generation, number)
+    }
+    if (probes > 0) this.#sql.probe.run()
     this.#sql.commit.run()
     this.#scopes += added
-    this.#writtenSinceCheckpoint += rising.size
+    this.#writtenSinceCheckpoint += rising.size + forgets.length
   }
 
   #find(scope: string): Mark | undefined {
@@ -234,7 +261,22 @@ class Marks {
 }
 
 type MarkColumns = [generation: bigint, number: bigint, overlapping: bigint]
-type RowColumns = [scope: string, generation: bigint, number: bigint, raisedAt: bigint]
+type RowColumns = [
+  scope: string,
+  generation: bigint,
+  number: bigint,
+  raisedAt: bigint,
+  overlapping: bigint,
+]
+type LeaseColumns = [
+  scope: string,
+  id: string,
+  generation: bigint,
+  number: bigint,
+  holder: string,
+  ttlMs: bigint,
+  grantedAt: bigint,
+]
 
 function prepare(db: Database) {
   return {
@@ -257,16 +299,30 @@ function prepare(db: Database) {
     probe: db.prepare('UPDATE run SET probes = probes + 1'),
     read: db
       .prepare<[string], RowColumns>(
-        'SELECT scope, generation, number, raised_at FROM marks WHERE scope = ?',
+        'SELECT scope, generation, number, raised_at, overlapping FROM marks WHERE scope = ?',
       )
       .raw()
       .safeIntegers(),
     // Scopes that share a prefix lie together, so the first ones from `prefix` on are those, if any.
     list: db
       .prepare<[{ prefix: string; after: string | null; limit: number }], RowColumns>(
-        `SELECT scope, generation, number, raised_at FROM marks
+        `SELECT scope, generation, number, raised_at, overlapping FROM marks
          WHERE scope >= max($prefix, ifnull($after, $prefix)) AND scope IS NOT $after
          ORDER BY scope LIMIT $limit`,
+      )
+      .raw()
+      .safeIntegers(),
+    keep: db.prepare<[string, string, bigint, bigint, string, number, number]>(
+      `INSERT OR REPLACE INTO leases (scope, id, generation, number, holder, ttl_ms, granted_at)
+       VALUES (?, ?, ?, ?, ?, ?, ?)`,
+    ),
+    forget: db.prepare<[string, bigint, bigint]>(
+      'DELETE FROM leases WHERE scope = ? AND generation = ? AND number = ?',
+    ),
+    leases: db
+      .prepare<[], LeaseColumns>(
+        `SELECT scope, id, generation, number, holder, ttl_ms, granted_at
+         FROM leases JOIN marks USING (scope, generation, number)`,
       )
       .raw()
       .safeIntegers(),
@@ -274,8 +330,31 @@ function prepare(db: Database) {
   }
 }
 
-function markRow([scope, generation, number, raisedAt]: RowColumns): MarkRow {
-  return { scope, mark: joinToken(generation, number), raisedAt: Number(raisedAt) }
+function markRow([scope, generation, number, raisedAt, overlapping]: RowColumns): MarkRow {
+  return {
+    scope,
+    mark: joinToken(generation, number),
+    raisedAt: Number(raisedAt),
+    overlapping: overlapping === 1n,
+  }
+}
+
+function leaseRow(columns: LeaseColumns): LeaseRow {
+  const [scope, id, generation, number, holder, ttlMs, grantedAt] = columns
+  return {
+    scope,
+    id,
+    token: joinToken(generation, number),
+    holder,
+    ttlMs: Number(ttlMs),
+    grantedAt: Number(grantedAt),
+  }
+}
+
+function issue(scope: string, highest: Token | undefined): Token {
+  const token = highest === undefined ? FIRST_ISSUED : nextToken(highest)
+  if (token === undefined) throw new StoreError(`the scope ${scope} has used up its tokens`)
+  return token
 }
 
 function hasRisen(outcome: RaisedTuple | Failure): boolean {

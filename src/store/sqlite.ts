@@ -3,6 +3,7 @@ import type { Token } from '../token.ts'
 import type {
   Batch,
   Failure,
+  Forget,
   FromThread,
   List,
   Outcomes,
@@ -11,7 +12,15 @@ import type {
   ThreadData,
   ToThread,
 } from './sqlite-worker.ts'
-import { StoreError, type MarkRow, type Raised, type Store, type StoreEvents } from './store.ts'
+import {
+  StoreError,
+  type LeaseRow,
+  type LeaseTerms,
+  type MarkRow,
+  type Raised,
+  type Store,
+  type StoreEvents,
+} from './store.ts'
 
 /** A call that waits for its outcome. */
 interface Asked<Call, Answer> {
@@ -23,9 +32,11 @@ interface Asked<Call, Answer> {
 /** Calls that share a batch. */
 interface Calls {
   readonly raises: Asked<Raise, RaisedTuple>[]
+  readonly forgets: Asked<Forget, undefined>[]
   readonly probes: Asked<undefined, undefined>[]
   readonly reads: Asked<string, MarkRow | undefined>[]
   readonly lists: Asked<List, MarkRow[]>[]
+  readonly leases: Asked<undefined, LeaseRow[]>[]
 }
 
 type Opened = Extract<FromThread, { say: 'opened' }>
@@ -88,9 +99,25 @@ export class SqliteStore implements Store {
     return this.#scopes
   }
 
-  async raise(scope: string, token: Token, overlapping: boolean): Promise<Raised> {
-    const raised = await this.#ask(this.#gathering.raises, [scope, token, overlapping])
-    return { mark: raised[0], from: raised[1], overlapping: raised[2] }
+  raise(scope: string, token: Token, overlapping: boolean): Promise<Raised> {
+    return this.#raise([scope, token, overlapping])
+  }
+
+  grant(scope: string, lease: LeaseTerms, overlapping: boolean): Promise<Raised> {
+    return this.#raise([scope, lease, overlapping])
+  }
+
+  async #raise(raise: Raise): Promise<Raised> {
+    const [mark, from, overlapping] = await this.#ask(this.#gathering.raises, raise)
+    return { mark, from, overlapping }
+  }
+
+  forget(scope: string, token: Token): Promise<void> {
+    return this.#ask(this.#gathering.forgets, [scope, token])
+  }
+
+  leases(): Promise<LeaseRow[]> {
+    return this.#ask(this.#gathering.leases, undefined)
   }
 
   read(scope: string): Promise<MarkRow | undefined> {
@@ -170,7 +197,8 @@ export class SqliteStore implements Store {
     }
   }
 
-  #settle({ raises, probes, reads, lists, scopes, committed }: Outcomes): void {
+  #settle(outcomes: Outcomes): void {
+    const { scopes, committed } = outcomes
     const calls = this.#underway
     if (calls === undefined) throw new Error("the store's thread answered what nobody asked")
     this.#underway = undefined
@@ -183,13 +211,12 @@ export class SqliteStore implements Store {
       errors.set(why, error)
       return error
     }
-    settleEach(calls.raises, raises, errorOf)
-    settleEach(calls.reads, reads, errorOf)
-    settleEach(calls.lists, lists, errorOf)
-    for (const { resolve, reject } of calls.probes) {
-      if (probes === undefined) resolve(undefined)
-      else reject(errorOf(probes))
-    }
+    settleEach(calls.raises, outcomes.raises, errorOf)
+    settleEach(calls.reads, outcomes.reads, errorOf)
+    settleEach(calls.lists, outcomes.lists, errorOf)
+    settleAll(calls.forgets, outcomes.forgets, errorOf)
+    settleAll(calls.probes, outcomes.probes, errorOf)
+    settleAll(calls.leases, outcomes.leases, errorOf)
     for (const error of errors.values()) this.#events.failed(error)
   }
 
@@ -211,19 +238,21 @@ export class SqliteStore implements Store {
 }
 
 function noCalls(): Calls {
-  return { raises: [], probes: [], reads: [], lists: [] }
+  return { raises: [], forgets: [], probes: [], reads: [], lists: [], leases: [] }
 }
 
-function isEmpty({ raises, probes, reads, lists }: Calls): boolean {
-  return raises.length + probes.length + reads.length + lists.length === 0
+function isEmpty(calls: Calls): boolean {
+  return Object.values(calls).every(({ length }) => length === 0)
 }
 
-function batchOf({ raises, probes, reads, lists }: Calls): Batch {
+function batchOf({ raises, forgets, probes, reads, lists, leases }: Calls): Batch {
   return {
     raises: raises.map(({ call }) => call),
+    forgets: forgets.map(({ call }) => call),
     probes: probes.length,
     reads: reads.map(({ call }) => call),
     lists: lists.map(({ call }) => call),
+    leases: leases.length,
   }
 }
 
@@ -239,14 +268,27 @@ function settleEach<Call, Answer>(
   })
 }
 
+/** The same outcome for all of them. */
+function settleAll<Call, Answer>(
+  calls: readonly Asked<Call, Answer>[],
+  outcome: Answer | Failure,
+  errorOf: (failure: Failure) => StoreError,
+): void {
+  for (const { resolve, reject } of calls) {
+    if (isFailure(outcome)) reject(errorOf(outcome))
+    else resolve(outcome)
+  }
+}
+
 function isFailure(outcome: unknown): outcome is Failure {
   return typeof outcome === 'object' && outcome !== null && 'why' in outcome
 }
 
 function rejectAll(calls: Calls | undefined, error: StoreError): void {
   if (calls === undefined) return
-  const { raises, probes, reads, lists } = calls
-  for (const { reject } of [...raises, ...probes, ...reads, ...lists]) reject(error)
+  for (const kind of Object.values(calls) as { reject: (error: StoreError) => void }[][]) {
+    for (const { reject } of kind) reject(error)
+  }
 }
 
 function deathOf(cause: unknown): StoreError {

@@ -1,9 +1,10 @@
 import type { Token } from '../token.ts'
 
 /**
- * The durable memory of the fence: for each scope its mark, the highest token recorded for it.
+ * The durable memory of the fence: for each scope its mark, the highest token recorded for it; and
+ * of the lease service: for each scope the lease granted last, until it is over.
  *
- * Order: raises of one scope take effect in the order of the calls. Raises that are waiting at the
+ * Order: raises and grants of one scope take effect in the order of the calls. Raises that are waiting at the
  * same time may share one commit, but each has its own result or its own failure.
  *
  * Durability: when `raise` resolves, the mark that it names is on disk and survives a crash and a
@@ -36,6 +37,26 @@ export interface Store {
    * with the mark, because a crash forgets them: see `Raised.overlapping`.
    */
   raise(scope: string, token: Token, overlapping: boolean): Promise<Raised>
+
+  /**
+   * Gives `scope` a new owner: raises its mark to the next token (the smallest one above every token
+   * ever recorded for it; 1 where there is none) and keeps the lease in place of an earlier one, in
+   * one commit. `mark` of the answer is the token of the lease. Order, durability, failure and
+   * `overlapping` are those of `raise`.
+   */
+  grant(scope: string, lease: LeaseTerms, overlapping: boolean): Promise<Raised>
+
+  /**
+   * Forgets the lease that `token` was issued for, if `scope` still has it; its mark stays. Durable
+   * when it resolves. Rejects with a `StoreError`: the lease is then kept.
+   */
+  forget(scope: string, token: Token): Promise<void>
+
+  /**
+   * Every lease that was granted and not forgotten, in no order; without those whose scope has a
+   * mark from elsewhere by now. Rejects with a `StoreError`.
+   */
+  leases(): Promise<LeaseRow[]>
 
   /**
    * The mark of one scope as it is on disk, or undefined: no older than what the calls before this
@@ -80,6 +101,24 @@ export interface MarkRow {
   readonly mark: Token
   /** Wall-clock time of the raise, in ms since 1970. For people to read; decides nothing. */
   readonly raisedAt: number
+  /** As in `Raised`. */
+  readonly overlapping: boolean
+}
+
+/** What was agreed on with the holder of a lease. */
+export interface LeaseTerms {
+  /** Unguessable: who knows it may renew and release the lease. */
+  readonly id: string
+  /** Who asked for it, in its own words. For people to read. */
+  readonly holder: string
+  readonly ttlMs: number
+}
+
+export interface LeaseRow extends LeaseTerms {
+  readonly scope: string
+  readonly token: Token
+  /** Wall-clock time of the grant, in ms since 1970. For people to read; decides nothing. */
+  readonly grantedAt: number
 }
 
 /** What the store tells of itself while it works; for metrics and logs. */

@@ -1,0 +1,256 @@
+import { randomBytes } from 'node:crypto'
+import type { Clock } from '../clock.ts'
+import type { Fence } from '../fence.ts'
+import { StoreError, type Store } from '../store/store.ts'
+import type { Token } from '../token.ts'
+import {
+  NOBODY,
+  dueAt,
+  restored,
+  step,
+  type Answer,
+  type Claimant,
+  type Effect,
+  type End,
+  type Event,
+  type Lease,
+  type Tenure,
+} from './lease.ts'
+
+export interface LeaseSettings {
+  /** The path under which the service lies, such as `/_fencing`. */
+  readonly prefix: string
+  readonly minTtlMs: number
+  readonly maxTtlMs: number
+  readonly defaultTtlMs: number
+  /** Per scope. */
+  readonly maxWaiting: number
+}
+
+export interface LeaseEvents {
+  /** `from` is the scope's mark before the grant. */
+  granted(scope: string, lease: Lease, claimant: Claimant, from: Token | undefined): void
+  ended(scope: string, lease: Lease, why: End, heldMs: number): void
+}
+
+export interface Acquiring {
+  /** Never rejects. */
+  readonly answer: Promise<Answer>
+  /** The client left: its place in the queue is gone, and so is a lease that it could not learn of. */
+  leave(): void
+}
+
+/** A scope that is held, or about to be. */
+interface Entry {
+  tenure: Tenure
+  /** When the timer fires; it may be early, for renewals do not move it. */
+  wakesAt: number
+  cancelWake: (() => void) | undefined
+}
+
+/**
+ * The leases that live, in memory; a grant is on disk before anybody hears of it, and a release
+ * before it is confirmed. A renewal is not written: after a restart each lease has its whole time
+ * again. Expiry is written when it has happened already: a crash in between brings the lease back
+ * once more, for one TTL, which delays others and allows nothing.
+ */
+export class Leases {
+  readonly #fence: Fence
+  readonly #store: Store
+  readonly settings: LeaseSettings
+  readonly #clock: Clock
+  readonly #events: LeaseEvents
+  readonly #scopes = new Map<string, Entry>()
+  /** The scope of each live lease, by the lease's id. */
+  readonly #byId = new Map<string, string>()
+  readonly #answers = new Map<Claimant, (answer: Answer) => void>()
+  #stopped = false
+
+  constructor(
+    fence: Fence,
+    store: Store,
+    settings: LeaseSettings,
+    clock: Clock,
+    events: LeaseEvents,
+  ) {
+    this.#fence = fence
+    this.#store = store
+    this.settings = settings
+    this.#clock = clock
+    this.#events = events
+  }
+
+  /** Takes over what an earlier run granted. Before anything else. Rejects with a `StoreError`. */
+  async restore(): Promise<void> {
+    for (const { scope, id, token, holder, ttlMs } of await this.#store.leases()) {
+      this.#byId.set(id, scope)
+      const tenure = restored({ id, token, holder, ttlMs }, this.#clock.now())
+      const entry: Entry = { tenure, wakesAt: Infinity, cancelWake: undefined }
+      this.#scopes.set(scope, entry)
+      this.#wakeInTime(scope, entry)
+    }
+  }
+
+  /** Asks for `scope`; the answer may take as long as `waitMs` and a commit. */
+  acquire(
+    scope: string,
+    terms: { holder: string; ttlMs: number; waitMs: number; requestId: string },
+  ): Acquiring {
+    const { holder, ttlMs, waitMs, requestId } = terms
+    const askedAt = this.#clock.now()
+    const id = randomBytes(18).toString('base64url')
+    const by: Claimant = { id, holder, ttlMs, askedAt, waitsUntil: askedAt + waitMs, requestId }
+    const answer = new Promise<Answer>((resolve) => this.#answers.set(by, resolve))
+    if (this.#stopped) this.#answer(by, { is: 'unavailable' })
+    else this.#take(scope, { is: 'asked', by })
+    return {
+      answer,
+      leave: () => {
+        if (this.#answers.has(by)) this.#take(scope, { is: 'left', who: by })
+        this.#answers.delete(by)
+      },
+    }
+  }
+
+  /** The lease with its whole time again; undefined where it is over or never was. */
+  renew(id: string): { scope: string; lease: Lease } | undefined {
+    const scope = this.#scopeOf(id)
+    if (scope === undefined) return undefined
+    this.#take(scope, { is: 'renewed' })
+    const lease = this.find(scope)
+    return lease && { scope, lease }
+  }
+
+  /** True once it is on disk that the lease is over; false where it was before. Rejects with a `StoreError`. */
+  async release(id: string): Promise<boolean> {
+    const scope = this.#scopeOf(id)
+    const lease = scope === undefined ? undefined : this.find(scope)
+    if (scope === undefined || lease === undefined) return false
+    await this.#store.forget(scope, lease.token)
+    if (this.#scopeOf(id) === undefined) return false
+    this.#take(scope, { is: 'released' })
+    return true
+  }
+
+  /** The lease by which `scope` is held now. */
+  find(scope: string): Lease | undefined {
+    if (!this.#scopes.has(scope)) return undefined
+    this.#take(scope, { is: 'time passed' })
+    const holding = this.#scopes.get(scope)?.tenure.now
+    return holding?.is === 'held' ? holding.lease : undefined
+  }
+
+  /** How long a lease has left, in ms. */
+  remainingMs({ until }: Lease): number {
+    return Math.max(0, until - this.#clock.now())
+  }
+
+  get active(): number {
+    return this.#byId.size
+  }
+
+  /** How long ago the oldest lease that lives was granted, in ms; since the start, if before that. */
+  get oldestMs(): number {
+    const now = this.#clock.now()
+    let oldest = now
+    for (const { tenure } of this.#scopes.values()) {
+      if (tenure.now.is === 'held') oldest = Math.min(oldest, tenure.now.lease.grantedAt)
+    }
+    return now - oldest
+  }
+
+  /** Refuses whoever waits, and whoever comes; watches no time from then on. */
+  stop(): void {
+    this.#stopped = true
+    for (const entry of this.#scopes.values()) {
+      entry.cancelWake?.()
+      const waiting = entry.tenure.queue
+      entry.tenure = { ...entry.tenure, queue: [] }
+      for (const claimant of waiting) this.#answer(claimant, { is: 'unavailable' })
+    }
+  }
+
+  /** The scope of a lease that lives. */
+  #scopeOf(id: string): string | undefined {
+    const scope = this.#byId.get(id)
+    // A look at the time: its end may be due.
+    return scope !== undefined && this.find(scope)?.id === id ? scope : undefined
+  }
+
+  #take(scope: string, event: Event): void {
+    const entry = this.#scopes.get(scope) ?? {
+      tenure: NOBODY,
+      wakesAt: Infinity,
+      cancelWake: undefined,
+    }
+    const { maxWaiting } = this.settings
+    const { tenure, effects } = step(entry.tenure, event, this.#clock.now(), maxWaiting)
+    entry.tenure = tenure
+    if (tenure.now.is === 'free') {
+      entry.cancelWake?.()
+      this.#scopes.delete(scope)
+    } else {
+      this.#scopes.set(scope, entry)
+      this.#wakeInTime(scope, entry)
+    }
+    for (const effect of effects) this.#do(scope, effect)
+  }
+
+  #do(scope: string, effect: Effect): void {
+    switch (effect.do) {
+      case 'grant':
+        void this.#grant(scope, effect.to)
+        return
+      case 'begin': {
+        const { lease, of, from } = effect
+        this.#byId.set(lease.id, scope)
+        this.#events.granted(scope, lease, of, from)
+        return
+      }
+      case 'answer':
+        this.#answer(effect.to, effect.answer)
+        return
+      case 'end': {
+        const { lease, why } = effect
+        this.#byId.delete(lease.id)
+        this.#events.ended(scope, lease, why, this.#clock.now() - lease.grantedAt)
+        // What fails here is told by the store, and made good by the scope's next grant.
+        if (why !== 'released') this.#store.forget(scope, lease.token).catch(ignoreFailure)
+        return
+      }
+      default:
+        effect satisfies never
+    }
+  }
+
+  async #grant(scope: string, to: Claimant): Promise<void> {
+    const { id, holder, ttlMs } = to
+    try {
+      const { mark, from } = await this.#fence.grant(scope, { id, holder, ttlMs })
+      this.#take(scope, { is: 'granted', token: mark, from })
+    } catch (error) {
+      ignoreFailure(error)
+      this.#take(scope, { is: 'failed' })
+    }
+  }
+
+  #answer(to: Claimant, answer: Answer): void {
+    this.#answers.get(to)?.(answer)
+    this.#answers.delete(to)
+  }
+
+  #wakeInTime(scope: string, entry: Entry): void {
+    const due = dueAt(entry.tenure) ?? Infinity
+    if (due >= entry.wakesAt || this.#stopped) return
+    entry.cancelWake?.()
+    entry.wakesAt = due
+    entry.cancelWake = this.#clock.after(due - this.#clock.now(), () => {
+      entry.wakesAt = Infinity
+      this.#take(scope, { is: 'time passed' })
+    })
+  }
+}
+
+function ignoreFailure(error: unknown): void {
+  if (!(error instanceof StoreError)) throw error
+}
