@@ -77,6 +77,7 @@ function withSettings(command: Command): Command {
     .option('--listen <host:port>', 'the data port (default: 0.0.0.0:8080)')
     .option('--admin <host:port>', 'health, metrics, scopes (default: 127.0.0.1:9901)')
     .option('--data <directory>', 'where the store is kept (default: data)')
+    .option('--leases', 'hand out leases with tokens, under /_fencing')
 }
 
 async function runServe(flags: SettingFlags): Promise<void> {

@@ -24,6 +24,8 @@ export interface Flags {
   readonly admin?: string | undefined
   /** The directory of the store. */
   readonly data?: string | undefined
+  /** Turns the lease service on; what else is said of it stays. */
+  readonly leases?: boolean | undefined
 }
 
 /** A setting that an environment variable can give. */
@@ -80,7 +82,10 @@ function put(settings: unknown, path: readonly string[], value: unknown): void {
     mapping = mapping[key] === undefined ? (mapping[key] = {}) : mapping[key]
   }
   // What the file has in place of a mapping stays, to be reported.
-  if (isMapping(mapping)) mapping[path.at(-1) ?? ''] = value
+  if (!isMapping(mapping)) return
+  const key = path.at(-1) ?? ''
+  // An empty mapping turns a part on; it takes nothing away.
+  if (!(isMapping(value) && isMapping(mapping[key]))) mapping[key] = value
 }
 
 function isMapping(value: unknown): value is Record<string, unknown> {
@@ -91,13 +96,14 @@ const routesOf = (patterns: readonly string[]) => patterns.map((path) => ({ path
 
 function fromFlags(flags: Flags): Setting[] {
   const settings: Setting[] = []
-  const { upstream, scope, listen, admin, data } = flags
+  const { upstream, scope, listen, admin, data, leases } = flags
   const add = (flag: string, path: string[], value: unknown) =>
     settings.push({ path, value, from: `--${flag}` })
   if (upstream !== undefined) add('upstream', ['upstream', 'url'], upstream)
   if (scope !== undefined) add('scope', ['routes'], routesOf(scope))
   if (listen !== undefined) add('listen', ['listen'], listen)
   if (admin !== undefined) add('admin', ['admin'], admin)
+  if (leases === true) add('leases', ['leases'], {})
   if (data !== undefined) add('data', ['store', 'path'], join(data, 'fence.db'))
   return settings
 }
