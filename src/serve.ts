@@ -114,7 +114,15 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
       )
     },
   })
-  const leases = config.leases && new Leases(fence, store, config.leases, clock, leaseEvents(metrics, log)) // prettier-ignore
+  const leases =
+    config.leases &&
+    new Leases(
+      fence,
+      store,
+      { ...config.leases, commitTimeoutMs: config.fence.takeoverTimeoutMs },
+      clock,
+      leaseEvents(metrics, log),
+    )
   const leaseDoor = leases && createLeaseDoor(leases, config.clientTimeoutMs, metrics, log)
   const forwarding: ForwardSettings = {
     ...config.upstream,

@@ -40,8 +40,16 @@ export interface Tenure {
 
 type Holding =
   | { readonly is: 'free' }
-  /** On its way to the disk. `left`: its client is gone, and nobody else knows its id. */
-  | { readonly is: 'granting'; readonly to: Claimant; readonly left: boolean }
+  /**
+   * On its way to the disk, and waited for until `until`. `left`: its client is gone or was told
+   * that it failed, and nobody else knows its id.
+   */
+  | {
+      readonly is: 'granting'
+      readonly to: Claimant
+      readonly until: number
+      readonly left: boolean
+    }
   | { readonly is: 'held'; readonly lease: Lease }
 
 export type Event =
@@ -86,16 +94,23 @@ export function restored(lease: Omit<Lease, 'until' | 'grantedAt'>, now: number)
   return { now: { is: 'held', lease: { ...lease, grantedAt: now, until: now + ttlMs } }, queue: [] }
 }
 
+export interface Limits {
+  /** Claimants that wait for one scope. */
+  readonly maxWaiting: number
+  /** For a grant to reach the disk. */
+  readonly commitTimeoutMs: number
+}
+
 /** What `event` makes of a scope at `now`. What is due by then comes first, however late a timer is. */
 export function step(
   tenure: Tenure,
   event: Event,
   now: number,
-  maxWaiting: number,
+  limits: Limits,
 ): { tenure: Tenure; effects: Effect[] } {
   const effects: Effect[] = []
-  const due = pass(tenure, now, effects)
-  const after = pass(apply(due, event, now, maxWaiting, effects), now, effects)
+  const due = pass(tenure, now, limits, effects)
+  const after = pass(apply(due, event, now, limits, effects), now, limits, effects)
   return { tenure: after, effects }
 }
 
@@ -103,6 +118,7 @@ export function step(
 export function dueAt({ now, queue }: Tenure): number | undefined {
   const times = queue.map(({ waitsUntil }) => waitsUntil)
   if (now.is === 'held') times.push(now.lease.until)
+  if (now.is === 'granting' && !now.left) times.push(now.until)
   return times.length === 0 ? undefined : Math.min(...times)
 }
 
@@ -110,7 +126,7 @@ function apply(
   tenure: Tenure,
   event: Event,
   now: number,
-  maxWaiting: number,
+  limits: Limits,
   effects: Effect[],
 ): Tenure {
   const { now: holding, queue } = tenure
@@ -119,7 +135,7 @@ function apply(
       const { by } = event
       if (holding.is === 'free' || by.waitsUntil > now) {
         // A free scope has no queue: whoever is alone in it gets the scope below.
-        if (queue.length < Math.max(maxWaiting, holding.is === 'free' ? 1 : 0)) {
+        if (queue.length < Math.max(limits.maxWaiting, holding.is === 'free' ? 1 : 0)) {
           return { now: holding, queue: [...queue, by] }
         }
         effects.push({ do: 'answer', to: by, answer: { is: 'full' } })
@@ -145,7 +161,9 @@ function apply(
     }
     case 'failed':
       if (holding.is !== 'granting') throw new Error('what failed was being granted')
-      effects.push({ do: 'answer', to: holding.to, answer: { is: 'unavailable' } })
+      if (!holding.left) {
+        effects.push({ do: 'answer', to: holding.to, answer: { is: 'unavailable' } })
+      }
       return { now: { is: 'free' }, queue }
     case 'left':
       if (holding.is === 'granting' && holding.to === event.who) {
@@ -169,16 +187,22 @@ function apply(
 }
 
 /** What is due: a lease's end, the next in the queue, and the end of others' patience. */
-function pass(tenure: Tenure, now: number, effects: Effect[]): Tenure {
+function pass(tenure: Tenure, now: number, limits: Limits, effects: Effect[]): Tenure {
   let { now: holding, queue } = tenure
   if (holding.is === 'held' && holding.lease.until <= now) {
     effects.push({ do: 'end', lease: holding.lease, why: 'expired' })
     holding = { is: 'free' }
   }
+  if (holding.is === 'granting' && !holding.left && holding.until <= now) {
+    // It may still come to be; then it is ended at once.
+    effects.push({ do: 'answer', to: holding.to, answer: { is: 'unavailable' } })
+    holding = { ...holding, left: true }
+  }
   const [next, ...rest] = queue
   if (holding.is === 'free' && next !== undefined) {
     effects.push({ do: 'grant', to: next })
-    holding = { is: 'granting', to: next, left: false }
+    const until = now + limits.commitTimeoutMs
+    holding = { is: 'granting', to: next, until, left: false }
     queue = rest
   }
   if (queue.some(({ waitsUntil }) => waitsUntil <= now)) {

@@ -18,6 +18,8 @@ import {
 } from './lease.ts'
 
 export interface LeaseSettings {
+  /** For a grant to reach the disk. */
+  readonly commitTimeoutMs: number
   /** The path under which the service lies, such as `/_fencing`. */
   readonly prefix: string
   readonly minTtlMs: number
@@ -183,8 +185,7 @@ export class Leases {
       wakesAt: Infinity,
       cancelWake: undefined,
     }
-    const { maxWaiting } = this.settings
-    const { tenure, effects } = step(entry.tenure, event, this.#clock.now(), maxWaiting)
+    const { tenure, effects } = step(entry.tenure, event, this.#clock.now(), this.settings)
     entry.tenure = tenure
     if (tenure.now.is === 'free') {
       entry.cancelWake?.()
