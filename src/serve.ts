@@ -147,7 +147,15 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   })
   let stopping = false
   const listener = createListener(proxy, config.clientTimeoutMs)
-  const admin = createAdmin({ store, fence, inflight, metrics, log, stopping: () => stopping })
+  const admin = createAdmin({
+    store,
+    fence,
+    inflight,
+    leases,
+    metrics,
+    log,
+    stopping: () => stopping,
+  })
 
   const closeServers = async () => {
     leases?.stop()

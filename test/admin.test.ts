@@ -204,3 +204,23 @@ test('every metric is there after one request of each kind, and none says a scop
   assert.equal(await proxy.metric('fencing_unknown_outcomes_total', { reason: 'reset' }), 1)
   assert.equal(await proxy.metric('fencing_barrier_wait_seconds_count'), 1)
 })
+
+test('with leases on, a scope names its holder and when the lease ends', async (t) => {
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url, { leases: {} })
+  const scopeNow = async () => json(await request(proxy.adminPort, { path: '/scopes/jobs/17' }))
+  const granted = await request(proxy.port, {
+    method: 'POST',
+    path: '/_fencing/leases',
+    headers: { 'Content-Type': 'application/json' },
+    body: JSON.stringify({ scope: '/jobs/17', holder: 'worker-a', ttl: '1h' }),
+  })
+  const { lease = '' } = json(granted) as { lease?: string }
+  const { mark, holder, leasedUntil } = await scopeNow()
+  assert.deepEqual([mark, holder], ['1', 'worker-a'])
+  const left = Date.parse(String(leasedUntil)) - Date.now()
+  assert.ok(left > 3_500_000 && left <= 3_600_000, `${left} ms`)
+  assert.ok(!JSON.stringify(await scopeNow()).includes(lease), 'the id is for the holder alone')
+  await request(proxy.port, { method: 'DELETE', path: `/_fencing/leases/${lease}` })
+  assert.equal((await scopeNow())['holder'], undefined)
+})

@@ -1,6 +1,7 @@
 import fastify, { type FastifyInstance } from 'fastify'
 import type { Fence } from '../fence.ts'
 import type { InFlight } from '../inflight.ts'
+import type { Leases } from '../lease/leases.ts'
 import type { Log } from '../log.ts'
 import type { Metrics } from '../metrics.ts'
 import { StoreError, type MarkRow, type Store } from '../store/store.ts'
@@ -10,6 +11,8 @@ export interface AdminParts {
   readonly store: Store
   readonly fence: Fence
   readonly inflight: InFlight
+  /** The lease service, where it is on. */
+  readonly leases: Leases | undefined
   readonly metrics: Metrics
   readonly log: Log
   /** True from the moment the process was asked to stop. */
@@ -21,7 +24,7 @@ const PROBE_TIMEOUT_MS = 2_000
 
 /** The admin port: health, readiness, metrics and what the fence knows of its scopes. */
 export function createAdmin(parts: AdminParts): FastifyInstance {
-  const { store, fence, inflight, metrics } = parts
+  const { store, fence, inflight, leases, metrics } = parts
   const app = fastify({
     logger: false,
     forceCloseConnections: true,
@@ -72,13 +75,16 @@ export function createAdmin(parts: AdminParts): FastifyInstance {
 
   const describe = ({ scope, mark, raisedAt }: MarkRow) => {
     const { inFlight, waiting, settlingMs } = inflight.state(scope)
+    const lease = leases?.find(scope)
     return {
       scope,
       mark: formatToken(mark),
       raisedAt: new Date(raisedAt).toISOString(),
       inFlight,
       waiting,
-      settlingUntil: settlingMs === 0 ? null : new Date(Date.now() + settlingMs).toISOString(),
+      settlingUntil: settlingMs === 0 ? null : until(settlingMs),
+      holder: lease?.holder,
+      leasedUntil: lease && leases && until(leases.remainingMs(lease)),
     }
   }
 
@@ -124,6 +130,11 @@ export function createAdmin(parts: AdminParts): FastifyInstance {
   })
 
   return app
+}
+
+/** A moment that lies `ms` ahead, for people to read. */
+function until(ms: number): string {
+  return new Date(Date.now() + ms).toISOString()
 }
 
 const TITLES: Record<number, string> = {
