@@ -23,6 +23,9 @@ export const SAME_TOKEN: Load = {
   answer: 'success',
 }
 
+/** Requests made by a script of their own, in Lua for wrk: over 50 connections, each to be answered with success. */
+export type Scripted = (port: number) => Promise<string>
+
 /** What came of a load. */
 export interface Answered {
   readonly requests: number
@@ -37,18 +40,20 @@ export interface Answered {
 export async function sendLoad(
   site: Site,
   port: number,
-  load: Load,
+  load: Load | Scripted,
   seconds: number,
 ): Promise<Answered> {
-  const script = path.join(site.newFolder(), 'load.lua')
-  writeFileSync(script, scriptFor(load))
+  const { connections, answer } = typeof load === 'function' ? SAME_TOKEN : load
+  const script = typeof load === 'function' ? await load(port) : scriptFor(load)
+  const file = path.join(site.newFolder(), 'load.lua')
+  writeFileSync(file, script + DONE)
   const output = await site.run('load', 'wrk', [
-    ...['-t', '1', '-c', String(load.connections), '-d', `${seconds}s`, '--timeout', '30s'],
-    ...['-s', script, `http://127.0.0.1:${port}/jobs/0/state`],
+    ...['-t', '1', '-c', String(connections), '-d', `${seconds}s`, '--timeout', '30s'],
+    ...['-s', file, `http://127.0.0.1:${port}/jobs/0/state`],
   ])
   const said = JSON.parse(output.slice(output.lastIndexOf('{'))) as Said
   const { requests, refused, broken } = said
-  const wrong = broken + (load.answer === 'success' ? refused : requests - refused)
+  const wrong = broken + (answer === 'success' ? refused : requests - refused)
   return {
     requests,
     wrong,
@@ -88,6 +93,10 @@ wrk.body = string.rep('x', ${bodyBytes})
 wrk.headers['Content-Type'] = 'application/octet-stream'
 wrk.headers['Fencing-Token'] = '${first}'
 ${token.kind === 'same' && scopes.count === 1 ? '' : changing}
+`
+}
+
+const DONE = `
 done = function(summary, latency)
   local errors = summary.errors
   print(string.format(
@@ -96,4 +105,3 @@ done = function(summary, latency)
     errors.status, errors.connect + errors.read + errors.write + errors.timeout))
 end
 `
-}

@@ -61,7 +61,13 @@ export async function startExpressWithRedis(
   return { port: express.port, pids: [...express.pids, ...redis.pids] }
 }
 
+/** With an agent that keeps connections, as who cares for speed would set it up. */
 export function startBareHttpProxy(site: Site, backendPort: number): Promise<Server> {
+  return startScript(site, besides('bare-http-proxy.js'), [backendPort, 'kept'])
+}
+
+/** As its manual begins: `createProxyServer({ target })`. */
+export function startHttpProxyAsItComes(site: Site, backendPort: number): Promise<Server> {
   return startScript(site, besides('bare-http-proxy.js'), [backendPort])
 }
 
@@ -73,9 +79,13 @@ function besides(name: string): string {
   return fileURLToPath(new URL(name, import.meta.url))
 }
 
-async function startScript(site: Site, script: string, ports: readonly number[]): Promise<Server> {
+async function startScript(
+  site: Site,
+  script: string,
+  args: readonly (number | string)[],
+): Promise<Server> {
   const port = await freePort()
-  const node = site.start('proxy', process.execPath, [script, ...[port, ...ports].map(String)])
+  const node = site.start('proxy', process.execPath, [script, ...[port, ...args].map(String)])
   await listening(node, port)
   return { port, pids: [node.pid] }
 }

@@ -1,4 +1,4 @@
-import { sendLoad, type Load } from './load.ts'
+import { sendLoad, type Load, type Scripted } from './load.ts'
 import type { Server } from './peers.ts'
 import { usageOf, type Site } from './site.ts'
 import { spreadOf, type Spread } from './spread.ts'
@@ -44,7 +44,8 @@ export interface Measured {
 }
 
 const MIB = 1024 * 1024
-const WARM_UP_SECONDS = 3
+/** Of each row, before it is measured: as long as compilers and caches take to come to rest. */
+const WARM_UP_ROUNDS = 2
 
 /** The name of the row that others are compared with, where they name no other. */
 export const BASE = 'http-proxy'
@@ -53,7 +54,7 @@ export const BASE = 'http-proxy'
 export function underLoad(
   name: string,
   words: string,
-  load: Load,
+  load: Load | Scripted,
   start: (site: Site, backendPort: number) => Promise<Server | { readonly missing: string }>,
   base = BASE,
 ): Row {
@@ -72,7 +73,7 @@ export function underLoad(
 export async function measure(
   site: Site,
   { port, pids }: Server,
-  load: Load,
+  load: Load | Scripted,
   seconds: number,
 ): Promise<Round> {
   const before = usageOf(pids)
@@ -112,8 +113,7 @@ export async function measureGroup(
         told(`${group.name}: ${row.name}: left out, ${it.missing}`)
         continue
       }
-      // Compilers and caches warm up in a round that does not count.
-      const result = await it.measure(round === 0 ? Math.min(seconds, WARM_UP_SECONDS) : seconds)
+      const result = await it.measure(round === 0 ? WARM_UP_ROUNDS * seconds : seconds)
       if (round > 0) measured[i]?.rounds.push(result)
       const which = round === 0 ? 'warm-up' : `round ${round} of ${rounds}`
       told(`${which}, ${group.name}: ${row.name}: ${inShort(result)}`)

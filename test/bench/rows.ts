@@ -1,10 +1,12 @@
 import { syncsPerSecond } from './disk.ts'
+import { leases } from './leases.ts'
 import { SAME_TOKEN, type Load } from './load.ts'
 import { explainMissing, installExpressRedis, type Package } from './packages.ts'
 import {
   startBareHttpProxy,
   startBareUndici,
   startExpressWithRedis,
+  startHttpProxyAsItComes,
   startNginxWithRedis,
   startPlainNginx,
   type Server,
@@ -23,6 +25,7 @@ const TAKEOVERS: Load = {
   scopes: { count: SCOPES, order: 'in turn' },
 }
 
+export const AS_IT_COMES = 'http-proxy, as it comes'
 export const ONE_SIDECAR = 'sidecar, same token'
 export const TAKEOVER_SIDECAR = 'sidecar, takeovers'
 export const STALE_SIDECAR = 'sidecar, stale writes'
@@ -32,7 +35,7 @@ type Say = (words: string) => void
 
 /** `base`: where what has to be installed from npm is kept. */
 export function allGroups(base: string, say: Say): readonly Group[] {
-  return [cost(base, say), takeovers(), connections(), bodies()]
+  return [cost(base, say), takeovers(), connections(), bodies(), leases()]
 }
 
 function cost(base: string, say: Say): Group {
@@ -55,9 +58,15 @@ function cost(base: string, say: Say): Group {
       ),
       underLoad(
         BASE,
-        'http-proxy 1.18.1 by itself; fences nothing',
+        'http-proxy 1.18.1 by itself, with an agent that keeps connections; fences nothing',
         SAME_TOKEN,
         startBareHttpProxy,
+      ),
+      underLoad(
+        AS_IT_COMES,
+        'the same without an agent, which is its default: a new connection for each request',
+        SAME_TOKEN,
+        startHttpProxyAsItComes,
       ),
       underLoad(
         'undici under node:http',

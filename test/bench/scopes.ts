@@ -31,7 +31,7 @@ export async function measureScopes(
     const starts: { startMs: number; residentMiB: number }[] = []
     let load: Round | undefined
     for (let i = 0; i < STARTS; i++) {
-      const sidecar = await startSidecar(site, backendPort, file)
+      const sidecar = await startSidecar(site, backendPort, { store: { path: file } })
       const { residentBytes } = usageOf(sidecar.pids)
       starts.push({ startMs: sidecar.startMs, residentMiB: residentBytes / (1024 * 1024) })
       if (i === STARTS - 1) {

@@ -15,19 +15,20 @@ export interface Sidecar extends Server {
   readonly startMs: number
 }
 
-/** The real program with its defaults, and its store in a file on the site's disk. */
+/** The real program with its defaults but for `more`, and its store in a file on the site's disk. */
 export async function startSidecar(
   site: Site,
   backendPort: number,
-  storeFile = path.join(site.newFolder(), 'fence.db'),
+  more: Partial<FileSettings> = {},
 ): Promise<Sidecar> {
   const [port, adminPort] = [await freePort(), await freePort()]
   const settings: FileSettings = {
     listen: `127.0.0.1:${port}`,
     admin: `127.0.0.1:${adminPort}`,
     upstream: { url: `http://127.0.0.1:${backendPort}` },
-    store: { path: storeFile },
+    store: { path: path.join(site.newFolder(), 'fence.db') },
     routes: [{ path: '/jobs/{job}/**' }],
+    ...more,
   }
   const config = path.join(site.newFolder(), 'config.json')
   writeFileSync(config, JSON.stringify(settings))
