@@ -17,7 +17,13 @@ async function take(req: IncomingMessage, res: ServerResponse): Promise<void> {
   const scope = (req.url ?? '').replace(/\/[^/]*$/, '')
   const token = String(req.headers['fencing-token'])
   append({ kind: 'begun', write, scope, token, port: req.socket.remotePort ?? 0 })
-  const conduct = JSON.parse(String(req.headers[CONDUCT_FIELD.toLowerCase()])) as Conduct
+  const asked = req.headers[CONDUCT_FIELD.toLowerCase()]
+  if (typeof asked !== 'string') {
+    // No worker sent this; the history has it.
+    respond(res, write, 400)
+    return
+  }
+  const conduct = JSON.parse(asked) as Conduct
   if (conduct.answer === 'early') {
     respond(res, write, 413)
     return

@@ -265,6 +265,10 @@ test('rule 6: silence, and what is stuck', () => {
   const silent = [...write('a', 1, { sent: 0 }), at(20_000)({ kind: 'silent', write: 'a' })]
   assert.equal(ruleOf(silent), 6)
   assert.equal(ruleOf([at(5)({ kind: 'stuck', why: 'the sidecar does not stop' })]), 6)
+  const { at: end, words } = verdict([at(5)({ kind: 'stuck', scope: SCOPE, why: 'no way' })]) ?? {}
+  assert.deepEqual([end, words], [5, 'no way'])
+  const late = write('a', 1, { sent: 0, begun: 10, answered: 11_000, status: 504, result: 'unknown' }) // prettier-ignore
+  assert.equal(ruleOf(late, [at(12_000)({ kind: 'calm' })], ordinary('b', 2, 12_100)), undefined)
 })
 
 test('of several violations the first is told, and the history that leads to it', () => {

@@ -33,9 +33,16 @@ const ORDINARY = [
   'early',
 ] as const
 
+/** Below the response timeout: it is no silence. By what the worker does meanwhile. */
+const SLOW_ANSWER_MS = { stays: 200, leaves: 600 }
+
 export const CONDUCT_FIELD = 'X-Conduct'
 
-export function chooseConduct(random: Random, faults: ReadonlySet<FaultName>): Conduct {
+export function chooseConduct(
+  random: Random,
+  faults: ReadonlySet<FaultName>,
+  leaves: boolean,
+): Conduct {
   const resets = faults.has('reset-backend') && random.chance(0.06)
   const stalls = faults.has('stall-backend') && random.chance(0.03)
   const answer: Conduct['answer'] = resets
@@ -43,10 +50,14 @@ export function chooseConduct(random: Random, faults: ReadonlySet<FaultName>): C
     : stalls
       ? 'none'
       : random.pick<Conduct['answer']>(ORDINARY)
-  const isSlow = random.chance(0.3)
+  // Who leaves has often waited for long.
+  const isSlow = random.chance(leaves ? 0.8 : 0.3)
   return {
     applyMs: isSlow ? random.between(0, APPLIED_WITHIN_MS) : random.between(0, 5),
-    answerMs: answer === 'none' ? 2 * RESPONSE_TIMEOUT_MS : random.between(0, isSlow ? 200 : 10),
+    answerMs:
+      answer === 'none'
+        ? 2 * RESPONSE_TIMEOUT_MS
+        : random.between(0, isSlow ? SLOW_ANSWER_MS[leaves ? 'leaves' : 'stays'] : 10),
     answer,
     // Now and then more than any buffer on the way holds: a client that does not read is felt.
     answerBytes: random.chance(0.03) ? 4 * 1024 * 1024 : random.between(0, 2_000),

@@ -13,6 +13,8 @@ export interface Targets {
   readonly disk: FaultyDisk | undefined
   readonly workers: readonly [ChildProcess, ...ChildProcess[]]
   tellRelay(told: ToRelay): void
+  /** Resolves when somebody takes a lease. */
+  leaseTaken(): Promise<void>
   /** Kills the backend and starts it again after a while. */
   restartBackend(downMs: number): Promise<void>
 }
@@ -26,7 +28,7 @@ interface Fault {
 
 /** How long a place is left alone after a fault, so that there is something to disturb again. */
 const REST_MS: Record<Fault['place'], readonly [number, number]> = {
-  sidecar: [500, 4_000],
+  sidecar: [500, 3_000],
   disk: [1_000, 4_000],
   network: [500, 3_000],
   backend: [1_000, 4_000],
@@ -49,7 +51,12 @@ const FAULTS: Partial<Record<FaultName, Fault>> = {
   },
   'kill-sidecar': {
     place: 'sidecar',
-    inflict: ({ sidecar }) => sidecar.killAndStart(),
+    async inflict({ sidecar, leaseTaken }, random) {
+      // Where it hurts: while a new owner's first write is on its way.
+      await Promise.race([leaseTaken(), delay(500)])
+      await delay(random.between(0, random.pick([50, 150, 500])))
+      await sidecar.killAndStart()
+    },
   },
   'stop-sidecar': {
     place: 'sidecar',

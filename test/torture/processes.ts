@@ -1,11 +1,12 @@
 import { fork, spawn, type ChildProcess } from 'node:child_process'
+import { randomInt } from 'node:crypto'
+import { createSocket } from 'node:dgram'
 import { mkdtempSync, openSync, readFileSync, rmSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
-import type { Random } from './random.ts'
 
 /** All that must not outlive this program. */
 const children = new Set<ChildProcess>()
@@ -42,13 +43,17 @@ export function createFolder(): Folder {
   return { path: folder, remove: () => cleanUp(remove), keep: () => void removals.delete(remove) }
 }
 
-/** Runs a program of this folder that talks by messages. Its failure is one of the test, and ends it. */
-export function startPart(script: string, ...args: readonly string[]): ChildProcess {
+/** Runs a program of this folder that talks by messages. `failed` is told where it ends by a mistake. */
+export function startPart(
+  script: string,
+  args: readonly string[],
+  failed: (error: Error) => void,
+): ChildProcess {
   const file = fileURLToPath(new URL(script, import.meta.url))
   const child = fork(file, args, { stdio: ['ignore', 'inherit', 'inherit', 'ipc'], execArgv: [] })
   child.once('exit', (code) => {
     // Not null, as after a SIGKILL, and not in order.
-    if (code !== null && code !== 0) throw new Error(`${script} failed`)
+    if (code !== null && code !== 0) failed(new Error(`${script} failed; it said why above`))
   })
   return watched(child)
 }
@@ -100,15 +105,26 @@ export async function within(
 }
 
 /**
- * A free port that stays free while nobody listens on it: outside of the range from which the
- * system gives ports to connections.
+ * A port that stays free while nobody listens on it, until this process ends: it lies outside of
+ * the range from which the system gives ports to connections. Not chosen by the seed: runs of one
+ * seed may go on side by side. They keep off each other's ports by the UDP port of the same number,
+ * which is held for nothing else.
  */
-export async function reservePort(random: Random): Promise<number> {
-  const [firstGiven = 32_768] = rangeOfConnections()
+export async function reservePort(): Promise<number> {
+  const [firstGiven = 0] = rangeOfConnections()
+  const end = firstGiven > 20_000 ? firstGiven : 32_768
   for (;;) {
-    const port = random.between(firstGiven - 12_000, firstGiven - 1)
-    if (await canListen(port)) return port
+    const port = randomInt(end - 12_000, end)
+    if ((await hold(port)) && (await canListen(port))) return port
   }
+}
+
+function hold(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = createSocket('udp4').unref()
+    socket.once('error', () => socket.close(() => resolve(false)))
+    socket.bind({ port, address: '127.0.0.1', exclusive: true }, () => resolve(true))
+  })
 }
 
 function rangeOfConnections(): number[] {

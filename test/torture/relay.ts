@@ -114,12 +114,19 @@ const server = createServer({ allowHalfOpen: true }, (sidecar) => {
   else lines.add(new Line(sidecar, backendPort))
 })
 
+// Should somebody else have the port: as soon as it is free.
+server.on('error', () => setTimeout(listen, 50))
+
+function listen(): void {
+  if (backendPort !== undefined && !server.listening) server.listen(Number(listenPort), '127.0.0.1')
+}
+
 process.on('message', (told: ToRelay) => {
   switch (told.say) {
     case 'backend':
       backendPort = told.port
       if (backendPort === undefined) server.close()
-      else if (!server.listening) server.listen(Number(listenPort), '127.0.0.1')
+      else listen()
       return
     case 'weather':
       weather = told.weather

@@ -2,7 +2,7 @@ import type { ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import path from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
-import { createFaultyDisk, noFaultyDisk } from '../faults/disk.ts'
+import { createFaultyDisk, noFaultyDisk, type DiskFault, type FaultyDisk } from '../faults/disk.ts'
 import type { BrokenName } from './broken/variants.ts'
 import { check, countBeyondSettle, type Promised, type Violation } from './checker.ts'
 import { Client } from './client.ts'
@@ -23,7 +23,7 @@ import { Random } from './random.ts'
 import type { ToRelay } from './relay.ts'
 import { RESPONSE_TIMEOUT_MS, SETTLE_MS, SILENCE_SECONDS, type FaultName } from './settings.ts'
 import { Sidecar, Stuck } from './sidecar.ts'
-import type { AskForLease, LeaseAnswer, Task } from './worker.ts'
+import type { LeaseAnswer, Task, ToLeases } from './worker.ts'
 
 export interface Options {
   readonly seconds: number
@@ -60,8 +60,10 @@ export async function run(
   const world = await createWorld(options, folder.path, history, append)
   let violation: Violation | undefined
   try {
-    violation = await watched(options, reader, world, watch)
-    if (violation === undefined) await conclude(options, world, append)
+    violation = await Promise.race([watched(options, reader, world, watch), world.failed])
+    if (violation === undefined) {
+      await Promise.race([conclude(options, world, append), world.failed])
+    }
   } catch (error) {
     if (!(error instanceof Stuck)) throw error
     append({ kind: 'stuck', why: error.message })
@@ -146,20 +148,26 @@ async function createWorld(
 ) {
   const random = new Random(options.seed)
   const scopes = nonEmpty(Array.from({ length: options.scopes }, (_, i) => `/jobs/${i + 1}`))
-  const port = await reservePort(random)
-  const adminPort = await reservePort(random)
-  const backendPort = await reservePort(random)
+  const port = await reservePort()
+  const adminPort = await reservePort()
+  const backendPort = await reservePort()
   const leases = new LeaseSource(new Random(random.seed()), append)
-  const disk = noFaultyDisk === false ? createFaultyDisk(DISK_WORD) : undefined
+  const disk = noFaultyDisk === false ? remembering(createFaultyDisk(DISK_WORD)) : undefined
   if (disk !== undefined) cleanUpAtExit(disk.remove)
-  const relay = startPart('relay.js', history, String(backendPort), String(random.seed()))
+  let fail: (error: Error) => void = () => undefined
+  /** Rejects where a part of the test fails: nothing that happens from then on says anything. */
+  const failed = new Promise<never>((_, reject) => (fail = reject))
+  failed.catch(() => undefined)
+  const start = (script: string, ...args: string[]) => startPart(script, args, fail)
+  const relay = start('relay.js', history, String(backendPort), String(random.seed()))
   const tellRelay = (told: ToRelay) => void relay.send(told)
 
   let backend: ChildProcess | undefined
   const startBackend = async () => {
-    backend = startPart('backend.js', history)
-    const [told] = (await once(backend, 'message')) as [{ port: number }]
-    tellRelay({ say: 'backend', port: told.port })
+    backend = start('backend.js', history)
+    const told = once(backend, 'message') as Promise<[{ port: number }]>
+    const [{ port }] = await Promise.race([told, failed])
+    tellRelay({ say: 'backend', port })
   }
   await startBackend()
   const restartBackend = async (downMs: number) => {
@@ -173,16 +181,22 @@ async function createWorld(
   const { LD_PRELOAD, DISK_FAULT_CONTROL, DISK_FAULT_WORD } = disk?.env ?? {}
   // Settings of a sidecar that stand in the environment are not meant for this one.
   const env = { PATH, LD_PRELOAD, DISK_FAULT_CONTROL, DISK_FAULT_WORD }
-  const place = { folder, diskWord: DISK_WORD, env, port, adminPort, backendPort }
+  const diskFailedSince = (at: number) => disk?.failedSince(at) ?? false
+  const ports = { port, adminPort, backendPort }
+  const place = { folder, diskWord: DISK_WORD, env, ...ports, diskFailedSince }
   const sidecar = new Sidecar(place, append, options.broken)
   await sidecar.start()
 
   const startWorker = (name: string) => {
     const { faults } = options
     const task: Task = { name, seed: random.seed(), port, scopes, faults, history }
-    const worker = startPart('worker.js', JSON.stringify(task))
-    worker.on('message', ({ scope }: AskForLease) => {
-      const token = leases.take(scope, name)
+    const worker = start('worker.js', JSON.stringify(task))
+    worker.on('message', (said: ToLeases) => {
+      if (said.say === 'gone') {
+        leases.release(said.scope, said.token)
+        return
+      }
+      const token = leases.take(said.scope, name)
       worker.send((token === undefined ? {} : { token }) satisfies LeaseAnswer)
     })
     return worker
@@ -190,9 +204,11 @@ async function createWorld(
   const workers = nonEmpty(
     Array.from({ length: options.workers }, (_, i) => startWorker(`worker-${i + 1}`)),
   )
-  const targets = { sidecar, disk, workers, tellRelay, restartBackend }
+  const leaseTaken = () => leases.taken()
+  const targets = { sidecar, disk, workers, tellRelay, restartBackend, leaseTaken }
 
   return {
+    failed,
     sidecar,
     workers,
     scopes,
@@ -221,6 +237,25 @@ async function createWorld(
 }
 
 const DISK_WORD = 'faulty'
+
+/** A disk, and whether it failed at any time from some moment on. */
+function remembering(disk: FaultyDisk) {
+  let isFailing = false
+  let healed = -Infinity
+  return {
+    ...disk,
+    fail(fault: DiskFault) {
+      isFailing = true
+      disk.fail(fault)
+    },
+    heal() {
+      disk.heal()
+      isFailing = false
+      healed = now()
+    },
+    failedSince: (at: number) => isFailing || healed >= at,
+  }
+}
 
 const PROGRESS_WITHIN_MS = 10_000
 

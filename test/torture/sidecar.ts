@@ -28,6 +28,8 @@ export interface Place {
   readonly port: number
   readonly adminPort: number
   readonly backendPort: number
+  /** Whether the disk failed at any time from `at` on. */
+  diskFailedSince(at: number): boolean
 }
 
 /** The sidecar: a process that is started again and again, on the same ports and the same store. */
@@ -55,10 +57,13 @@ export class Sidecar {
     return path.join(this.#place.folder, 'sidecar.log')
   }
 
-  /** Starts it, as often as it takes: on a bad disk it refuses. Then notes what marks it has. */
+  /**
+   * Starts it, and where the disk fails meanwhile, again: on a bad disk it refuses, as it should.
+   * Then notes what marks it has.
+   */
   async start(): Promise<void> {
-    const deadline = now() + START_WITHIN_MS
     for (;;) {
+      const began = now()
       this.#append({ kind: 'sidecar', does: 'starts' })
       const { script, args } = this.#program
       const child = startProgram(script, args, this.#place.env, this.log)
@@ -67,7 +72,7 @@ export class Sidecar {
       await within(START_WITHIN_MS, async () => !isRunning(child) || (await this.#lives()))
       if (isRunning(child) && (await this.#lives())) break
       await kill(child)
-      if (now() > deadline) throw new Stuck('the sidecar does not start')
+      if (!this.#place.diskFailedSince(began)) throw new Stuck('the sidecar does not start')
       await delay(100)
     }
     this.#isToEnd = false
@@ -148,8 +153,8 @@ export class Sidecar {
   }
 }
 
-/** Compiled code and a busy machine: a start takes its time, and a bad disk more. */
-const START_WITHIN_MS = 30_000
+/** On a busy machine a start takes its time, and a slow disk more. */
+const START_WITHIN_MS = 60_000
 
 function writeConfig({ folder, diskWord, port, adminPort, backendPort }: Place): string {
   const data = path.join(folder, diskWord)

@@ -21,9 +21,10 @@ export interface Task {
   readonly history: string
 }
 
-export interface AskForLease {
-  readonly scope: string
-}
+export type ToLeases =
+  | { readonly say: 'want'; readonly scope: string }
+  /** As when the session of a worker that broke down ends: another may have the lease at once. */
+  | { readonly say: 'gone'; readonly scope: string; readonly token: string }
 export interface LeaseAnswer {
   readonly token?: string
 }
@@ -38,14 +39,19 @@ const old = new Map<string, string[]>()
 let isStopping = false
 let written = 0
 
+function tell(said: ToLeases): void {
+  process.send?.(said)
+}
+
 function plan(scope: string, token: string, isOld: boolean): Plan {
-  const conduct = chooseConduct(random, faults)
+  const leaves = faults.has('leave') && random.chance(0.2)
+  const conduct = chooseConduct(random, faults, leaves)
   const isSlow = random.chance(0.2)
   const parts = Array.from({ length: random.between(0, isSlow ? 5 : 2) }, () =>
     random.between(1, random.chance(0.1) ? 100_000 : 1_000),
   )
-  const leaves = faults.has('leave') && random.chance(0.12)
-  const afterParts = random.between(0, parts.length)
+  // In the middle of the body, or while it waits for the answer.
+  const afterParts = random.chance(0.6) ? parts.length : random.between(0, parts.length)
   return {
     id: `${task.name}-${++written}`,
     scope,
@@ -54,7 +60,9 @@ function plan(scope: string, token: string, isOld: boolean): Plan {
     chunked: random.chance(0.5),
     parts,
     pauseMs: isSlow ? random.between(5, 60) : 0,
-    leaves: leaves ? { afterParts, afterMs: random.between(0, 60) } : undefined,
+    leaves: leaves
+      ? { afterParts, afterMs: random.between(0, random.chance(0.5) ? 40 : 300) }
+      : undefined,
     conduct,
     faults: [
       ...faultsOf(conduct),
@@ -71,14 +79,21 @@ async function useLease(scope: string, token: string): Promise<void> {
     const [first, ...more] = tokens
     const isOld = first !== undefined && faults.has('old-token') && random.chance(0.25)
     const mine = isOld ? random.pick([first, ...more]) : token
-    const write = client.write(plan(scope, mine, isOld))
+    const planned = plan(scope, mine, isOld)
+    const write = client.write(planned)
     underway.add(write)
     void write.finally(() => underway.delete(write))
     // Some at the same time.
     if (underway.size > 3 || random.chance(0.7)) {
       const told = await write
+      if (told === undefined) {
+        if (planned.leaves !== undefined && random.chance(0.7)) {
+          tell({ say: 'gone', scope, token })
+          return
+        }
+        await delay(random.between(50, 400))
+      }
       // It has lost its lease, but not every program looks at what it is told.
-      if (told === undefined) await delay(random.between(50, 400))
       if (told?.status === 409 && mine === token && random.chance(0.7)) return
     }
     await delay(random.between(0, 40))
@@ -92,10 +107,10 @@ process.on('message', (message: LeaseAnswer | 'stop') => {
 
 while (!isStopping) {
   const scope = random.pick(task.scopes)
-  process.send?.({ scope } satisfies AskForLease)
+  tell({ say: 'want', scope })
   const [answer] = (await once(process, 'message')) as [LeaseAnswer | 'stop']
   if (answer === 'stop') break
-  if (answer.token === undefined) await delay(random.between(5, 40))
+  if (answer.token === undefined) await delay(random.between(5, 20))
   else await useLease(scope, answer.token)
 }
 await Promise.all(underway)

@@ -2,8 +2,9 @@ import type { Clock } from '../../../src/clock.ts'
 import {
   createForwarder,
   type Ending,
+  type Exchange,
   type Forwarder,
-  type ForwardSettings,
+  type Outgoing,
 } from '../../../src/forward.ts'
 import { InFlight, type BarrierSettings, type Write } from '../../../src/inflight.ts'
 import type { Builders } from '../../../src/serve.ts'
@@ -51,41 +52,49 @@ export function withRaise(store: Store, raise: Store['raise']): Store {
   return new Proxy(store, { get: (target, key) => get(target, key as keyof Store) })
 }
 
-/** Compares with what is on disk, and answers; the commit comes after that, and so after the forward. */
-export function committingLater(store: Store): Store {
+/** Compares, answers, forwards; and commits the mark when the exchange is over. */
+function committingAfterForward(): Partial<Builders> {
   const marks = new Map<string, Token>()
-  return withRaise(store, async (scope, token, overlapping): Promise<Raised> => {
-    const from = marks.get(scope) ?? (await store.read(scope))?.mark
-    if (from !== undefined && from >= token) return { mark: from, from, overlapping: false }
-    marks.set(scope, token)
-    void store.raise(scope, token, overlapping).catch(() => undefined)
-    return { mark: token, from, overlapping }
-  })
+  const owed = new Map<string, () => void>()
+  return {
+    ...withStore((store) =>
+      withRaise(store, async (scope, token, overlapping): Promise<Raised> => {
+        const from = marks.get(scope) ?? (await store.read(scope))?.mark
+        if (from !== undefined && from >= token) return { mark: from, from, overlapping: false }
+        marks.set(scope, token)
+        owed.set(scope, () => void store.raise(scope, token, overlapping).catch(() => undefined))
+        return { mark: token, from, overlapping }
+      }),
+    ),
+    ...withSend((forwarder, outgoing) => {
+      const exchange = forwarder.send(outgoing)
+      const scope = outgoing.path.replace(/\/[^/]*$/, '')
+      const commit = owed.get(scope)
+      owed.delete(scope)
+      void exchange.ended.then(() => commit?.())
+      return exchange
+    }),
+  }
 }
 
-/** Compares tokens as floating-point numbers, as everything does that reads JSON numbers. */
-export function comparingFloats(store: Store): Store {
+/** Keeps marks as floating-point numbers, as everything does that reads JSON numbers. */
+export function keepingFloats(store: Store): Store {
   return withRaise(store, async (scope, token, overlapping): Promise<Raised> => {
-    const raised = await store.raise(scope, token, overlapping)
-    const isSame = raised.mark !== token && Number(raised.mark) === Number(token)
-    return isSame ? { ...raised, mark: token, from: token } : raised
+    const rounded = BigInt(Number(token)) as Token
+    const { mark, from, ...raised } = await store.raise(scope, rounded, overlapping)
+    if (mark !== rounded) return { mark, from, ...raised }
+    return { ...raised, mark: token, from: from === rounded ? token : from }
   })
 }
 
 /** Takes a write for ended when its client has gone. */
-function endingWithClient(settings: ForwardSettings): Forwarder {
-  const forwarder = createForwarder(settings)
-  return {
-    close: () => forwarder.close(),
-    send(outgoing) {
-      const exchange = forwarder.send(outgoing)
-      const gone = new Promise<Ending>((resolve) =>
-        outgoing.res.once('close', () => resolve({ kind: 'answered', status: 0 })),
-      )
-      return { ended: Promise.race([exchange.ended, gone]), overtake: () => exchange.overtake() }
-    },
-  }
-}
+const endingWithClient = withSend((forwarder, outgoing) => {
+  const exchange = forwarder.send(outgoing)
+  const gone = new Promise<Ending>((resolve) =>
+    outgoing.res.once('close', () => resolve({ kind: 'answered', status: 0 })),
+  )
+  return { ended: Promise.race([exchange.ended, gone]), overtake: () => exchange.overtake() }
+})
 
 function withStore(change: (store: Store) => Store): Partial<Builders> {
   return {
@@ -96,16 +105,25 @@ function withStore(change: (store: Store) => Store): Partial<Builders> {
   }
 }
 
+function withSend(send: (real: Forwarder, outgoing: Outgoing) => Exchange): Partial<Builders> {
+  return {
+    forwarder(settings) {
+      const real = createForwarder(settings)
+      return { send: (outgoing) => send(real, outgoing), close: () => real.close() }
+    },
+  }
+}
+
 const withInFlight = (
   build: (settings: BarrierSettings, clock: Clock) => InFlight,
 ): Partial<Builders> => ({ inflight: build })
 
 export const BROKEN = {
   'barrier off': withInFlight((settings, clock) => new WithoutBarrier(settings, clock)),
-  'commit after the forward': withStore(committingLater),
+  'commit after the forward': committingAfterForward(),
   'settling off': withInFlight((settings, clock) => new WithoutSettling(settings, clock)),
-  'slot released when the client leaves': { forwarder: endingWithClient },
-  'float tokens': withStore(comparingFloats),
+  'slot released when the client leaves': endingWithClient,
+  'float tokens': withStore(keepingFloats),
   'http-proxy as forwarder': { forwarder: createKnownBad },
 } as const satisfies Record<string, Partial<Builders>>
 
