@@ -45,6 +45,7 @@ describe('help and version', () => {
     for (const flag of ['config', 'upstream', 'scope', 'listen', 'admin', 'data']) {
       assert.match(stdout, new RegExp(`--${flag} <`))
     }
+    assert.match(stdout, /--leases +hand out leases/)
     const { settings } = effective(['--upstream', 'http://h', '--scope', '/a'])
     assert.ok(stdout.includes(`(default: ${settings.listen ?? ''})`))
     assert.ok(stdout.includes(`(default: ${settings.admin ?? ''})`))
@@ -80,6 +81,9 @@ describe('check', () => {
     )
     assert.equal(config.fence.settleMs, 9_000)
     assert.equal(config.store.path, join('d', 'fence.db'))
+    assert.equal(config.leases, undefined)
+    const leasing = effective(['--config', 'config/full.yaml', '--leases'])
+    assert.equal(leasing.config.leases?.prefix, '/_fencing')
     assert.deepEqual(
       config.routes.map(({ scope }) => scope),
       ['/a/{x}', '/b'],

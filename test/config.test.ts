@@ -59,6 +59,7 @@ describe('defaults', () => {
       token: { header: 'Fencing-Token' },
       store: { type: 'sqlite', path: 'data/fence.db', create: true },
       fence: { takeoverTimeoutMs: 30_000, settleMs: 5_000, maxWaiting: 1024 },
+      leases: undefined,
       routes: [
         {
           path: '/jobs/{job}/**',
@@ -156,6 +157,11 @@ describe('environment variables', () => {
           FENCING_PROXY_FENCE_TAKEOVER_TIMEOUT: '10h',
           FENCING_PROXY_FENCE_SETTLE: '11ms',
           FENCING_PROXY_FENCE_MAX_WAITING: '12',
+          FENCING_PROXY_LEASES_PREFIX: '/13',
+          FENCING_PROXY_LEASES_MIN_TTL: '14ms',
+          FENCING_PROXY_LEASES_MAX_TTL: '15s',
+          FENCING_PROXY_LEASES_DEFAULT_TTL: '1s',
+          FENCING_PROXY_LEASES_MAX_WAITING: '17',
           FENCING_PROXY_SCOPE: '/thirteen',
           FENCING_PROXY_UNMATCHED_WRITES: 'pass',
           FENCING_PROXY_LOG_LEVEL: 'silent',
@@ -176,6 +182,13 @@ describe('environment variables', () => {
       token: { header: 'Eight' },
       store: { type: 'sqlite', path: '9', create: false },
       fence: { takeoverTimeoutMs: 36_000_000, settleMs: 11, maxWaiting: 12 },
+      leases: {
+        prefix: '/13',
+        minTtlMs: 14,
+        maxTtlMs: 15_000,
+        defaultTtlMs: 1_000,
+        maxWaiting: 17,
+      },
       unmatchedWrites: 'pass',
       log: { level: 'silent' },
     })
@@ -273,11 +286,11 @@ routes:
   })
 
   test('a key with nothing after it is a mistake', () => {
-    for (const key of ['listen', 'fence', 'token', 'log', 'routes']) {
+    for (const key of ['listen', 'fence', 'token', 'leases', 'log', 'routes']) {
       const mistake = mistakeOf(load({ ...NEEDED, [key]: null }))
       assert.equal(`${mistake.path} ${mistake.found}`, `${key} found nothing`)
     }
-    assert.match(mistakeOf(load({ ...NEEDED, leases: null })).allowed, /unknown key/)
+    assert.match(mistakeOf(load({ ...NEEDED, tenants: null })).allowed, /unknown key/)
   })
 
   test('something else in the place of a mapping is reported, also where a flag gives a key of it', () => {
@@ -396,6 +409,46 @@ describe('values', () => {
       assert.ok(!accepts({ upstream: { ...NEEDED.upstream, maxConnections } }))
     }
     assert.ok(accepts({ fence: { maxWaiting: 0 } }))
+  })
+
+  test('leases are off unless they are asked for, and nothing has to be said of them', () => {
+    assert.equal(configOf(load(NEEDED)).leases, undefined)
+    const defaults = {
+      prefix: '/_fencing',
+      minTtlMs: 100,
+      maxTtlMs: 86_400_000,
+      defaultTtlMs: 15_000,
+      maxWaiting: 1024,
+    }
+    assert.deepEqual(configOf(load({ ...NEEDED, leases: {} })).leases, defaults)
+    const flags = { ...FLAGS, leases: true }
+    assert.deepEqual(configOf(loadConfig({ env: {}, flags })).leases, defaults)
+    const { leases } = configOf(load({ ...NEEDED, leases: { maxWaiting: 0 } }, { flags }))
+    assert.deepEqual(leases, { ...defaults, maxWaiting: 0 }, 'the flag changes nothing in the file')
+  })
+
+  test('what leases last by default lies between the shortest and the longest', () => {
+    const mistaken = (leases: object) => formatMistake(mistakeOf(load({ ...NEEDED, leases })))
+    assert.match(mistaken({ minTtl: '1h', maxTtl: '1m' }), /^leases\.minTtl: must not be above maxTtl, which is 1m/) // prettier-ignore
+    for (const leases of [{ minTtl: '16s' }, { maxTtl: '14s' }, { defaultTtl: '99ms' }]) {
+      assert.match(mistaken(leases), /^leases\.defaultTtl: must lie from minTtl to maxTtl: /)
+    }
+    assert.ok(accepts({ leases: { minTtl: '15s', maxTtl: '15s' } }))
+    for (const minTtl of ['0s', '-1s', 5, '', '597h']) {
+      assert.match(mistaken({ minTtl }), /^leases\.minTtl: must be a duration such as /)
+    }
+    assert.match(mistaken({ ttl: '5s' }), /^leases\.ttl: /)
+  })
+
+  test('the prefix of leases is a path that every server reads in one way', () => {
+    for (const prefix of ['/x', '/_fencing', '/a/b.c/~d-1', '/...']) {
+      assert.ok(accepts({ leases: { prefix } }), prefix)
+    }
+    const wrong = ['', '/', 'x', '/x/', '//x', '/x//y', '/.', '/x/..', '/../x', '/a b', '/a%20b', '/a?b', '/a#b', '/é', '/:x', '/*', '/x\n'] // prettier-ignore
+    for (const prefix of [...wrong, 5, null]) {
+      const mistake = formatMistake(mistakeOf(load({ ...NEEDED, leases: { prefix } })))
+      assert.match(mistake, /^leases\.prefix: must be a path such as \/_fencing/, String(prefix))
+    }
   })
 
   test('the token is in a field that has no other meaning', () => {
@@ -553,12 +606,14 @@ describe('samples', () => {
     const loaded = loadConfig({ file: 'config/full.yaml', env: {}, flags: {} })
     assert.deepEqual(configOf(loaded), configOf(loadConfig({ env: {}, flags: FLAGS })))
 
-    // Without its comments on lines of keys that have no value by default: methods.
-    const everyKey: unknown = parse(full.replace('# methods:', 'methods:'))
+    // Without its comments on lines of keys that have no value by default: methods and leases.
+    const everyKey: unknown = parse(full.replace(/^( *)# ((methods|leases|  \w+): ?.*)$/gm, '$1$2'))
     const route = { ...NEEDED.routes[0], methods: ['PUT'] }
-    const complete = load({ ...NEEDED, routes: [route] })
+    const complete = load({ ...NEEDED, leases: {}, routes: [route] })
     assert.ok(complete.ok)
     assert.deepEqual(keysIn(everyKey), keysIn(complete.settings))
+    const { leases } = everyKey as { leases: unknown }
+    assert.deepEqual(leases, (parse(stringify(complete.settings)) as { leases: unknown }).leases)
   })
 })
 
@@ -617,6 +672,13 @@ test('any valid configuration is the same after it was printed and loaded again'
       }),
     ),
     fence: maybe(fc.record({ settle: maybe(durations), maxWaiting: maybe(fc.nat(1_000_000)) })),
+    leases: maybe(
+      fc.record({
+        prefix: maybe(fc.constantFrom('/_fencing', '/a/b', '/x.y~z-1')),
+        maxTtl: maybe(fc.integer({ min: 15_000, max: MAX_DURATION_MS }).map(formatDuration)),
+        maxWaiting: maybe(fc.nat(1_000_000)),
+      }),
+    ),
     // The index keeps one from hiding another.
     routes: fc.array(routes, { minLength: 1, maxLength: 4 }).map((all) =>
       all.map(({ segments, rest, ...route }, i) => ({

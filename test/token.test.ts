@@ -2,9 +2,11 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import {
+  FIRST_ISSUED,
   formatToken,
   joinToken,
   MAX_PART,
+  nextToken,
   parseToken,
   splitToken,
   type Token,
@@ -133,5 +135,41 @@ test('a text is a token exactly when its parts, written canonically, are the tex
   fc.assert(
     fc.property(text, (text) => assert.equal(parseToken(text) !== undefined, canonical(text))),
     { numRuns: 2_000 },
+  )
+})
+
+test('the first token that is issued is 1', () => {
+  assert.equal(FIRST_ISSUED, token('1'))
+})
+
+for (const [one, next] of [
+  ['0', '1'],
+  ['41', '42'],
+  ['9007199254740992', '9007199254740993'],
+  [`${MAX_PART}`, '1.0'],
+  ['7.41', '7.42'],
+  [`7.${MAX_PART}`, '8.0'],
+  [`${MAX_PART}.${MAX_PART - 1n}`, `${MAX_PART}.${MAX_PART}`],
+] as const) {
+  test(`after ${one} comes ${next}`, () => {
+    const following = nextToken(token(one))
+    assert.equal(following && formatToken(following), next)
+  })
+}
+
+test('nothing comes after the last token', () => {
+  assert.equal(nextToken(joinToken(MAX_PART, MAX_PART)), undefined)
+})
+
+test('the next token is higher, is a token, and none lies between', () => {
+  fc.assert(
+    fc.property(pair, ([generation, number]) => {
+      const one = joinToken(generation, number)
+      const next = nextToken(one)
+      if (next === undefined) return generation === MAX_PART && number === MAX_PART
+      assert.equal(token(formatToken(next)), next)
+      assert.equal(next - one, 1n)
+      return true
+    }),
   )
 })

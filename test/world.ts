@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Clock } from '../src/clock.ts'
-import { Fence, type Decision } from '../src/fence.ts'
+import { Fence, type Decision, type FenceEvents, type FenceSettings } from '../src/fence.ts'
 import { InFlight, Write, type BarrierSettings, type Outcome } from '../src/inflight.ts'
 import {
   StoreError,
@@ -139,6 +139,15 @@ export const SETTINGS: BarrierSettings = { takeoverTimeoutMs: 100, settleMs: 50,
 export interface Parts {
   inflight?: (settings: BarrierSettings, clock: Clock) => InFlight
   store?: (inner: ManualStore) => Store
+  fence?: (
+    store: Store,
+    inflight: InFlight,
+    settings: FenceSettings,
+    clock: Clock,
+    events: FenceEvents,
+  ) => Fence
+  /** Tokens are issued by `grant` alone. */
+  leases?: boolean
   /** How a client's leaving in mid-exchange ends its write. Right: not at all, the exchange runs on. */
   onLeave?: (inflight: InFlight, write: Write) => void
 }
@@ -161,6 +170,10 @@ export class World {
   /** Sent and not ended, in this life of the process. */
   readonly sending: Write[] = []
   readonly waiting = new Set<Write>()
+  /** The highest token that a holder was told, per scope. */
+  readonly issued = new Map<string, Token>()
+  /** Scopes with a grant under way. */
+  readonly granting = new Set<string>()
   /** What broke the promise while nobody could catch it. */
   readonly violations: unknown[] = []
 
@@ -173,12 +186,10 @@ export class World {
     const build = this.#parts.inflight ?? ((settings, clock) => new InFlight(settings, clock))
     const inflight = build(SETTINGS, this.clock)
     const store = this.#parts.store?.(this.store) ?? this.store
-    return [
-      inflight,
-      new Fence(store, inflight, { ...SETTINGS, cachedMarks: 2 }, this.clock, {
-        takeover: () => undefined,
-      }),
-    ]
+    const { leases = false, fence: buildFence = buildRealFence } = this.#parts
+    const settings = { ...SETTINGS, leases, cachedMarks: 2 }
+    const events = { takeover: () => undefined }
+    return [inflight, buildFence(store, inflight, settings, this.clock, events)]
   }
 
   arrive(scope: string, token: Token, once = false): Write {
@@ -189,6 +200,35 @@ export class World {
       .catch((violation: unknown) => this.violations.push(violation))
       .finally(() => this.waiting.delete(write))
     return write
+  }
+
+  /** The scope has a new owner, once that is on disk; one grant of a scope at a time. */
+  grant(scope: string): void {
+    if (this.granting.has(scope)) return
+    this.granting.add(scope)
+    const fence = this.#fence
+    void fence
+      .grant(scope, { id: 'id', holder: 'holder', ttlMs: 1 })
+      .then(
+        ({ mark }) => {
+          if (fence === this.#fence) this.#issue(scope, mark)
+        },
+        (error: unknown) => assert.ok(error instanceof StoreError),
+      )
+      .catch((violation: unknown) => this.violations.push(violation))
+      .finally(() => {
+        if (fence === this.#fence) this.granting.delete(scope)
+      })
+  }
+
+  /** Each token is issued once, and durable before anybody has it. */
+  #issue(scope: string, token: Token): void {
+    const said = `${formatToken(token)} was issued for ${scope}`
+    const before = this.issued.get(scope)
+    const durable = this.store.disk.get(scope)?.mark
+    assert.ok(durable !== undefined && token <= durable, `${said}, but is not durable`)
+    assert.ok(before === undefined || token > before, `${said} after a token as high`)
+    this.issued.set(scope, token)
   }
 
   async #live(write: Write, inflight: InFlight, fence: Fence): Promise<void> {
@@ -202,10 +242,14 @@ export class World {
     this.#begin(write)
   }
 
-  /** A 409 names a mark that no crash can take back. */
+  /** A 409 names a mark that no crash can take back; a 403 refuses what was issued to nobody. */
   #check(write: Write, decision: Decision): void {
-    if (decision.verdict !== 'stale') return
     const durable = this.store.disk.get(write.scope)?.mark
+    if (decision.verdict === 'unissued') {
+      assert.ok(this.#parts.leases, 'a token was unissued although anybody may issue')
+      assert.ok(durable === undefined || durable < write.token, 'a 403 refused an issued token')
+    }
+    if (decision.verdict !== 'stale') return
     assert.ok(
       durable !== undefined && decision.highest <= durable,
       'a 409 named a mark that is not durable',
@@ -268,6 +312,7 @@ export class World {
     for (const write of this.sending.splice(0))
       this.#landsUntil(write, this.clock.now() + SETTINGS.settleMs)
     this.waiting.clear()
+    this.granting.clear()
     this.clock.forget()
     this.store.crash(kept)
     ;[this.#inflight, this.#fence] = this.#boot()
@@ -303,8 +348,7 @@ export class World {
     assert.equal(this.waiting.size, 0, 'a write waits for ever')
     this.clock.advance(SETTINGS.settleMs)
     for (const scope of scopes) {
-      const next = ((this.store.disk.get(scope)?.mark ?? 0n) + 1n) as Token
-      const write = this.arrive(scope, next)
+      const write = this.arrive(scope, await this.#nextToken(scope))
       await this.calm()
       this.store.commit(true)
       await this.calm()
@@ -313,7 +357,22 @@ export class World {
       assert.ok(this.sending.includes(write), `no progress in ${scope}`)
       this.end(this.sending.indexOf(write), 'known')
     }
+    assert.equal(this.granting.size, 0, 'a grant waits for ever')
     assert.ok(this.#inflight.idle, 'something was left in flight')
     assert.equal(this.#inflight.settlingScopes, 0)
   }
+
+  /** For a new owner of the scope. */
+  async #nextToken(scope: string): Promise<Token> {
+    if (!this.#parts.leases) return ((this.store.disk.get(scope)?.mark ?? 0n) + 1n) as Token
+    this.grant(scope)
+    await this.calm()
+    this.store.commit(true)
+    await this.calm()
+    const token = this.issued.get(scope)
+    assert.ok(token !== undefined, `nobody can take ${scope}`)
+    return token
+  }
 }
+
+const buildRealFence: NonNullable<Parts['fence']> = (...parts) => new Fence(...parts)

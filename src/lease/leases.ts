@@ -116,28 +116,35 @@ export class Leases {
 
   /** The lease with its whole time again; undefined where it is over or never was. */
   renew(id: string): { scope: string; lease: Lease } | undefined {
-    const scope = this.#scopeOf(id)
+    const now = this.#clock.now()
+    const scope = this.#scopeOf(id, now)
     if (scope === undefined) return undefined
-    this.#take(scope, { is: 'renewed' })
-    const lease = this.find(scope)
+    this.#take(scope, { is: 'renewed' }, now)
+    const lease = this.#look(scope, now)
     return lease && { scope, lease }
   }
 
   /** True once it is on disk that the lease is over; false where it was before. Rejects with a `StoreError`. */
   async release(id: string): Promise<boolean> {
-    const scope = this.#scopeOf(id)
-    const lease = scope === undefined ? undefined : this.find(scope)
+    const asked = this.#clock.now()
+    const scope = this.#scopeOf(id, asked)
+    const lease = scope === undefined ? undefined : this.#look(scope, asked)
     if (scope === undefined || lease === undefined) return false
     await this.#store.forget(scope, lease.token)
-    if (this.#scopeOf(id) === undefined) return false
-    this.#take(scope, { is: 'released' })
+    const now = this.#clock.now()
+    if (this.#scopeOf(id, now) === undefined) return false
+    this.#take(scope, { is: 'released' }, now)
     return true
   }
 
   /** The lease by which `scope` is held now. */
   find(scope: string): Lease | undefined {
+    return this.#look(scope, this.#clock.now())
+  }
+
+  #look(scope: string, now: number): Lease | undefined {
     if (!this.#scopes.has(scope)) return undefined
-    this.#take(scope, { is: 'time passed' })
+    this.#take(scope, { is: 'time passed' }, now)
     const holding = this.#scopes.get(scope)?.tenure.now
     return holding?.is === 'held' ? holding.lease : undefined
   }
@@ -172,20 +179,21 @@ export class Leases {
     }
   }
 
-  /** The scope of a lease that lives. */
-  #scopeOf(id: string): string | undefined {
+  /** The scope of a lease that lives at `now`. */
+  #scopeOf(id: string, now: number): string | undefined {
     const scope = this.#byId.get(id)
     // A look at the time: its end may be due.
-    return scope !== undefined && this.find(scope)?.id === id ? scope : undefined
+    return scope !== undefined && this.#look(scope, now)?.id === id ? scope : undefined
   }
 
-  #take(scope: string, event: Event): void {
+  /** Where an event depends on what was found before, both are of one `now`: it moves on meanwhile. */
+  #take(scope: string, event: Event, now = this.#clock.now()): void {
     const entry = this.#scopes.get(scope) ?? {
       tenure: NOBODY,
       wakesAt: Infinity,
       cancelWake: undefined,
     }
-    const { tenure, effects } = step(entry.tenure, event, this.#clock.now(), this.settings)
+    const { tenure, effects } = step(entry.tenure, event, now, this.settings)
     entry.tenure = tenure
     if (tenure.now.is === 'free') {
       entry.cancelWake?.()

@@ -72,6 +72,12 @@ export function createLeaseDoor(
     },
     // What is misspelt is told, not mended.
     ajv: { customOptions: { removeAdditional: false, coerceTypes: false, useDefaults: false } },
+    schemaErrorFormatter: ([first], where) => {
+      const { instancePath = '', message = 'is not as it should be', params } = first ?? {}
+      const unknown = params?.['additionalProperty']
+      const which = unknown === undefined ? '' : `, and has ${JSON.stringify(unknown)}`
+      return new Error(`${where}${instancePath} ${message}${which}`)
+    },
     frameworkErrors: (error, request, reply) => void fail(request, reply, error),
   })
 
@@ -84,7 +90,8 @@ export function createLeaseDoor(
     const { status, fields, body } = problemOf(problem, { ...details, requestId: id })
     reply.code(status)
     for (let i = 0; i < fields.length; i += 2) reply.header(fields[i] ?? '', fields[i + 1])
-    return reply.send(body)
+    // As bytes: to text the framework adds a charset, which this type does not have (RFC 8259, 11).
+    return reply.send(Buffer.from(body))
   }
   const fail = (request: FastifyRequest, reply: FastifyReply, error: FastifyError) => {
     if (error instanceof StoreError) return refuse(request, reply, 'lease-unavailable')
@@ -107,20 +114,26 @@ export function createLeaseDoor(
     }),
   )
   app.addHook('onRequest', (request, reply, done) => {
+    const { raw } = request
     reply.headers({ 'Cache-Control': 'no-store', 'X-Request-Id': request.id })
     const late = setTimeout(() => {
+      // All of it has arrived, though nobody had to read it: the disk is slow, not the client.
+      if (raw.complete) return
       reply.header('Connection', 'close')
       void refuse(request, reply, 'client-timeout')
     }, clientTimeoutMs)
-    const { raw } = request
     for (const end of ['end', 'close']) raw.once(end, () => clearTimeout(late))
     done()
   })
   // Renewals and releases need no body; clients that send an empty one as JSON mean none.
-  app.removeContentTypeParser('application/json')
-  app.addContentTypeParser('application/json', { parseAs: 'string' }, (request, body, done) => {
-    if (body === '') done(null, undefined)
-    else void app.getDefaultJsonParser('error', 'error')(request, body.toString(), done)
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('application/json', { parseAs: 'string' }, (_request, body, done) => {
+    try {
+      const text = body.toString()
+      done(null, text === '' ? undefined : JSON.parse(text))
+    } catch {
+      done(Object.assign(new Error('The body is not JSON'), { statusCode: 400 }))
+    }
   })
 
   const duration = (
@@ -223,8 +236,9 @@ export function createLeaseDoor(
     },
     async handle(req, res, requestId) {
       ids.set(req, requestId)
-      await app.ready()
       const closed = once(res, 'close')
+      await app.ready()
+      if (res.closed) return // the client did not wait even for that
       take(req, res)
       await closed
     },

@@ -256,7 +256,7 @@ class Marks {
   }
 
   #failure(error: unknown): Failure {
-    return { why: explain(error, this.#path) }
+    return { why: error instanceof StoreError ? error.message : explain(error, this.#path) }
   }
 }
 

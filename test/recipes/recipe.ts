@@ -44,13 +44,19 @@ export function isInstalled(command: string): boolean {
 
 export interface Owner {
   readonly token: string
+  /** The statuses of its own writes so far. */
+  readonly answers: readonly string[]
   /** The worker is paused, and with it whatever renews its lock. */
   pause(): void
+  resume(): void
+  /** Resolves when the recipe has ended. */
+  readonly ended: Promise<unknown>
 }
 
 /**
  * Runs a recipe, again and again while another owner has the lock, until it calls `work` with a
- * token. `work` then works on: the owner keeps the lock for as long as the service lets it.
+ * token. `work` then writes to `TARGET`, again and again, until it is refused: the owner keeps the
+ * lock for as long as the service lets it.
  */
 export async function takeLock(
   t: TestContext,
@@ -64,15 +70,21 @@ export async function takeLock(
       stdio: ['ignore', 'pipe', 'inherit'],
       detached: true,
     })
+    const ended = once(worker, 'exit')
     const signal = (name: NodeJS.Signals) => {
       if (worker.pid !== undefined && worker.exitCode === null) process.kill(-worker.pid, name)
     }
     t.after(() => signal('SIGKILL'))
-    const token = await Promise.race([
-      once(createInterface(worker.stdout), 'line').then(([line]) => line as string),
-      once(worker, 'exit').then(() => undefined),
-    ])
-    if (token !== undefined) return { token, pause: () => signal('SIGSTOP') }
+    const lines = createInterface(worker.stdout)
+    const said: string[] = []
+    lines.on('line', (line) => said.push(line))
+    await Promise.race([once(lines, 'line'), ended])
+    const [token, ...answers] = said
+    if (token !== undefined) {
+      lines.on('line', (line) => answers.push(line))
+      const pause = () => signal('SIGSTOP')
+      return { token, answers, pause, resume: () => signal('SIGCONT'), ended }
+    }
     await setTimeout(200)
   }
   throw t.signal.reason

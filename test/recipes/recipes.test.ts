@@ -3,7 +3,7 @@ import { chmodSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { after, describe, test, type TestContext } from 'node:test'
-import { startBackend, startProxy, write } from '../harness.ts'
+import { startBackend, startProxy, until, write } from '../harness.ts'
 import { isInstalled, takeLock } from './recipe.ts'
 import { SERVICES, type Service } from './services.ts'
 
@@ -17,23 +17,31 @@ describe('recipes for tokens', { concurrency: true, timeout: 90_000 }, () => {
   after(() => rmSync(root, { recursive: true }))
 
   for (const service of SERVICES) {
-    test(`${service.recipe}: every owner has a higher token, and one that went back is let in by a generation`, async (t) => {
+    test(`${service.recipe}: every owner has a higher token, a paused one is refused, and one that went back is let in by a generation`, async (t) => {
       if (isMissing(t, service)) return
       const folder = path.join(root, service.recipe)
       mkdirSync(folder)
       const started = await service.start(t, folder)
       const backend = await startBackend(t)
       const { port } = await startProxy(t, backend.url)
-      const take = () => takeLock(t, service.recipe, started.env)
+      const target = `http://127.0.0.1:${port}/jobs/17/state`
+      const take = () => takeLock(t, service.recipe, { ...started.env, TARGET: target })
+      const writesOf = (token: string) =>
+        backend.seen.filter(({ headers }) => headers['fencing-token'] === token).length
       const result = async (token: string) => (await write(port, token)).headers['fencing-result']
 
       const a = await take()
-      assert.equal(await result(a.token), 'accepted')
+      await until(() => writesOf(a.token) > 1, 'the first owner writes')
       a.pause()
       const b = await take()
       assert.ok(BigInt(b.token) > BigInt(a.token), `${b.token} after ${a.token}`)
+      await until(() => writesOf(b.token) > 0, 'its successor writes')
+      const before = writesOf(a.token)
+      a.resume()
+      await until(() => a.answers.at(-1) === '409', 'the paused owner wakes, writes on, is refused')
+      await a.ended
+      assert.equal(writesOf(a.token), before, 'nothing of it reached the backend any more')
       assert.equal(await result(b.token), 'accepted')
-      assert.equal(await result(a.token), 'stale', 'the paused owner wakes')
 
       b.pause()
       await started.crash()
@@ -49,8 +57,9 @@ describe('recipes for tokens', { concurrency: true, timeout: 90_000 }, () => {
       assert.equal(await result(`1.${d.token}`), 'accepted')
       assert.equal(await result(c.token), 'stale')
 
+      const tokens = backend.seen.map(({ headers }) => headers['fencing-token'])
       assert.deepEqual(
-        backend.seen.map(({ headers }) => headers['fencing-token']),
+        tokens.filter((token, i) => token !== tokens[i - 1]),
         [a.token, b.token, c.token, `1.${d.token}`],
       )
     })
@@ -59,7 +68,7 @@ describe('recipes for tokens', { concurrency: true, timeout: 90_000 }, () => {
 
 /** Skips aloud where the service is not installed. In CI a service that Debian has is a must. */
 function isMissing(t: TestContext, { commands, packages }: Service): boolean {
-  const missing = commands.filter((command) => !isInstalled(command))
+  const missing = [...commands, 'curl'].filter((command) => !isInstalled(command))
   if (missing.length === 0) return false
   const remedy =
     packages === undefined

@@ -1,7 +1,7 @@
 import { fork, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { afterEach } from 'node:test'
-import type { MarkRow, Raised } from '../../src/store/store.ts'
+import type { LeaseRow, LeaseTerms, MarkRow, Raised } from '../../src/store/store.ts'
 import type { Token } from '../../src/token.ts'
 import type { Ask, Say } from './child.ts'
 
@@ -90,6 +90,18 @@ export class StoreApart {
   /** Raises, and counts how often a timer of 5 ms ran in that process meanwhile. */
   raiseTicking(scope: string, token: Token): Promise<{ ticks: number; ms: number }> {
     return this.#ask(['raiseTicking', scope, token]) as Promise<{ ticks: number; ms: number }>
+  }
+
+  grant(scope: string, lease: LeaseTerms): Promise<Raised> {
+    return this.#ask(['grant', scope, lease]) as Promise<Raised>
+  }
+
+  async forget(scope: string, token: Token): Promise<void> {
+    await this.#ask(['forget', scope, token])
+  }
+
+  leases(): Promise<LeaseRow[]> {
+    return this.#ask(['leases']) as Promise<LeaseRow[]>
   }
 
   read(scope: string): Promise<MarkRow | undefined> {

@@ -1,4 +1,5 @@
 import { SqliteStore } from '../../src/store/sqlite.ts'
+import type { LeaseTerms } from '../../src/store/store.ts'
 import type { Token } from '../../src/token.ts'
 
 /** The program that apart.ts starts: one SQLite store, driven over the process's channel. */
@@ -6,6 +7,9 @@ import type { Token } from '../../src/token.ts'
 export type Ask =
   | readonly ['raise', scope: string, token: Token]
   | readonly ['raiseTicking', scope: string, token: Token]
+  | readonly ['grant', scope: string, lease: LeaseTerms]
+  | readonly ['forget', scope: string, token: Token]
+  | readonly ['leases']
   | readonly ['read', scope: string]
   | readonly ['probe']
   | readonly ['close', clean: boolean]
@@ -32,6 +36,12 @@ function answer(store: SqliteStore, ask: Ask): Promise<unknown> {
       return store.raise(ask[1], ask[2], false)
     case 'raiseTicking':
       return countTicks(() => store.raise(ask[1], ask[2], false))
+    case 'grant':
+      return store.grant(ask[1], ask[2], false)
+    case 'forget':
+      return store.forget(ask[1], ask[2])
+    case 'leases':
+      return store.leases()
     case 'read':
       return store.read(ask[1])
     case 'probe':

@@ -1,8 +1,16 @@
 import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
 import fc from 'fast-check'
-import { StoreError, type MarkRow, type Store } from '../../src/store/store.ts'
-import { formatToken, joinToken, MAX_PART, parseToken, type Token } from '../../src/token.ts'
+import { StoreError, type LeaseTerms, type MarkRow, type Store } from '../../src/store/store.ts'
+import {
+  FIRST_ISSUED,
+  formatToken,
+  joinToken,
+  MAX_PART,
+  nextToken,
+  parseToken,
+  type Token,
+} from '../../src/token.ts'
 
 /** What every store does. `open` makes a fresh, empty one. */
 export function storeContract(engine: string, open: () => Promise<Store>): void {
@@ -142,10 +150,151 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
     )
 
     test(
+      'a grant raises the mark to the next token and keeps the lease',
+      withStore(async (store) => {
+        const before = Date.now()
+        assert.deepEqual(await store.grant('s', terms('one'), true), {
+          mark: token('1'),
+          from: undefined,
+          overlapping: false,
+        })
+        const [row, ...others] = await store.leases()
+        assert.deepEqual(others, [])
+        assert.ok(row !== undefined)
+        const { grantedAt, ...rest } = row
+        assert.ok(grantedAt >= before && grantedAt <= Date.now(), 'granted just now')
+        assert.deepEqual(rest, { scope: 's', token: token('1'), ...terms('one') })
+        assert.equal((await store.read('s'))?.mark, token('1'))
+        assert.equal(store.scopes, 1)
+
+        assert.deepEqual(await store.grant('s', terms('two'), true), {
+          mark: token('2'),
+          from: token('1'),
+          overlapping: true,
+        })
+        assert.deepEqual(
+          (await store.leases()).map(({ id }) => id),
+          ['two'],
+          'in its place',
+        )
+        assert.equal((await store.read('s'))?.overlapping, true)
+      }),
+    )
+
+    test(
+      'the token of a grant is the smallest above the mark, into the next generation if need be',
+      withStore(async (store) => {
+        const granted = async (from: string) => {
+          await store.raise(from, token(from), false)
+          return formatToken((await store.grant(from, terms(from), false)).mark)
+        }
+        assert.equal(await granted('0'), '1')
+        assert.equal(await granted('1000'), '1001')
+        assert.equal(await granted('9007199254740992'), '9007199254740993')
+        assert.equal(await granted('9223372036854775807'), '1.0')
+        assert.equal(await granted('7.41'), '7.42')
+        const last = '9223372036854775807.9223372036854775807'
+        await assert.rejects(
+          granted(last),
+          (error) => error instanceof StoreError && error.message === `the scope ${last} has used up its tokens`, // prettier-ignore
+        )
+        assert.equal((await store.read(last))?.mark, token(last))
+        assert.equal((await store.leases()).length, 5)
+      }),
+    )
+
+    test(
+      'a lease is forgotten by its token only; its mark and its sequence stay',
+      withStore(async (store) => {
+        await store.grant('s', terms('one'), false)
+        await store.grant('t', terms('other'), false)
+        await store.grant('s', terms('two'), false)
+        const ids = async () => (await store.leases()).map(({ id }) => id).sort()
+        await store.forget('s', token('1'))
+        await store.forget('s', token('3'))
+        await store.forget('nowhere', token('1'))
+        assert.deepEqual(await ids(), ['other', 'two'])
+        await store.forget('s', token('2'))
+        await store.forget('s', token('2'))
+        assert.deepEqual(await ids(), ['other'])
+        assert.equal((await store.read('s'))?.mark, token('2'))
+        assert.equal((await store.grant('s', terms('three'), false)).mark, token('3'))
+        assert.deepEqual(await ids(), ['other', 'three'])
+      }),
+    )
+
+    test(
+      'a mark from elsewhere ends the lease below it, also within one commit; an equal or lower one does not',
+      withStore(async (store) => {
+        await store.grant('a', terms('a'), false)
+        await store.grant('b', terms('b'), false)
+        await Promise.all([store.raise('a', token('9'), false), store.raise('b', token('1'), false)]) // prettier-ignore
+        assert.deepEqual(
+          (await store.leases()).map(({ id }) => id),
+          ['b'],
+        )
+        await Promise.all([store.grant('c', terms('c'), false), store.raise('c', token('9'), false)]) // prettier-ignore
+        assert.deepEqual(
+          (await store.leases()).map(({ id }) => id),
+          ['b'],
+        )
+      }),
+    )
+
+    test(
+      'grants of one scope take effect in the order of the calls, also within one commit; the last lease stays',
+      withStore(async (store) => {
+        const raised = await Promise.all([
+          store.grant('s', terms('one'), false),
+          store.raise('s', token('7'), false),
+          store.grant('s', terms('two'), false),
+          store.raise('s', token('3'), false),
+          store.grant('s', terms('three'), false),
+        ])
+        assert.deepEqual(
+          raised.map(({ mark, from }) => [mark, from]),
+          [
+            [1n, undefined],
+            [7n, 1n],
+            [8n, 7n],
+            [8n, 8n],
+            [9n, 8n],
+          ],
+        )
+        assert.deepEqual(
+          (await store.leases()).map(({ id }) => id),
+          ['three'],
+        )
+      }),
+    )
+
+    test(
+      'what is kept of a lease is what was agreed on, whatever its texts',
+      withStore(async (store) => {
+        const text = fc.string({ unit: 'grapheme', maxLength: 20 })
+        let run = 0
+        await fc.assert(
+          fc.asyncProperty(text, text, fc.nat(2 ** 31), async (scope, holder, ttlMs) => {
+            const [name, id] = [`${run++}/${scope}`, `${run}'"\0`]
+            await store.grant(name, { id, holder, ttlMs }, false)
+            const row = (await store.leases()).find((lease) => lease.scope === name)
+            const { grantedAt } = row ?? {}
+            assert.deepEqual(row, { scope: name, token: token('1'), id, holder, ttlMs, grantedAt })
+            await store.forget(name, token('1'))
+          }),
+          { numRuns: 50 },
+        )
+        assert.deepEqual(await store.leases(), [])
+      }),
+    )
+
+    test(
       'any interleaving of calls agrees with a plain map',
       withStore(async (store) => {
         const step = fc.oneof(
           { weight: 4, arbitrary: fc.record({ do: fc.constant('raise' as const), scope: scopeOfFew, token: anyToken, overlapping: fc.boolean() }) }, // prettier-ignore
+          { weight: 3, arbitrary: fc.record({ do: fc.constant('grant' as const), scope: scopeOfFew, overlapping: fc.boolean() }) }, // prettier-ignore
+          { weight: 2, arbitrary: fc.record({ do: fc.constant('forget' as const), scope: scopeOfFew, back: fc.bigInt(0n, 1n) }) }, // prettier-ignore
           {
             weight: 2,
             arbitrary: fc.record({ do: fc.constant('read' as const), scope: scopeOfFew }),
@@ -157,13 +306,15 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           fc.asyncProperty(fc.array(step, { maxLength: 40 }), async (steps) => {
             const prefix = `${run++}/`
             const model = new Map<string, { mark: Token; overlapping: boolean }>()
+            const leases = new Map<string, { id: string; token: Token }>()
             let underway: Promise<void>[] = []
-            for (const each of steps) {
-              if (each.do === 'await') {
+            for (const [i, each] of steps.entries()) {
+              if (each.do === 'await' || each.do === 'forget') {
+                // Who forgets a lease knows it: its grant was answered before.
                 await Promise.all(underway)
                 underway = []
-                continue
               }
+              if (each.do === 'await') continue
               const scope = prefix + each.scope
               const before = model.get(scope)
               if (each.do === 'raise') {
@@ -177,6 +328,30 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
                     assert.deepEqual(raised, { ...after, from: before?.mark })
                   }),
                 )
+              } else if (each.do === 'grant') {
+                const next = before === undefined ? FIRST_ISSUED : nextToken(before.mark)
+                const granted = store.grant(scope, terms(`${i}`), each.overlapping)
+                if (next === undefined) {
+                  underway.push(assert.rejects(granted, StoreError))
+                  continue
+                }
+                const after = {
+                  mark: next,
+                  overlapping: each.overlapping && before !== undefined,
+                }
+                model.set(scope, after)
+                leases.set(scope, { id: `${i}`, token: next })
+                underway.push(
+                  granted.then((raised) => {
+                    assert.deepEqual(raised, { ...after, from: before?.mark })
+                  }),
+                )
+              } else if (each.do === 'forget') {
+                const lease = leases.get(scope)
+                if (lease === undefined) continue
+                const forgotten = (lease.token - each.back) as Token
+                if (lease.token === forgotten) leases.delete(scope)
+                underway.push(store.forget(scope, forgotten))
               } else {
                 // Calls made later may be seen already: they may have shared the commit.
                 underway.push(
@@ -195,6 +370,14 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
             assert.deepEqual(
               new Map(listed.map(({ scope, mark }) => [scope, mark])),
               new Map([...model].map(([scope, { mark }]) => [scope, mark])),
+            )
+            const kept = (await store.leases()).filter(({ scope }) => scope.startsWith(prefix))
+            assert.deepEqual(
+              kept.map(({ scope, id }) => `${scope} ${id}`).sort(),
+              [...leases]
+                .filter(([scope, lease]) => lease.token === model.get(scope)?.mark)
+                .map(([scope, { id }]) => `${scope} ${id}`)
+                .sort(),
             )
           }),
         )
@@ -273,6 +456,9 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
       assert.equal(store.close(false), closed)
       const refused = [
         store.raise('a', token('2'), false),
+        store.grant('a', terms('a'), false),
+        store.forget('a', token('1')),
+        store.leases(),
         store.read('a'),
         store.list('', undefined, 1),
         store.probe(),
@@ -289,6 +475,10 @@ export function token(text: string): Token {
   const parsed = parseToken(text)
   assert.ok(parsed !== undefined, `${text} is a token`)
   return parsed
+}
+
+export function terms(id: string): LeaseTerms {
+  return { id, holder: `holder of ${id}`, ttlMs: 15_000 }
 }
 
 const part = fc.oneof(

@@ -5,7 +5,7 @@ import { after, afterEach, describe, test } from 'node:test'
 import { createFaultyDisk, noFaultyDisk, type DiskFault } from '../faults/disk.ts'
 import { joinToken } from '../../src/token.ts'
 import { storesApart } from './apart.ts'
-import { token } from './contract.ts'
+import { terms, token } from './contract.ts'
 import { temporaryFolder } from './folder.ts'
 
 describe('an SQLite store on a faulty disk', { skip: noFaultyDisk }, () => {
@@ -65,6 +65,45 @@ describe('an SQLite store on a faulty disk', { skip: noFaultyDisk }, () => {
       assert.equal((await again.read('b'))?.mark, token('5'))
       assert.equal((await again.read('new'))?.mark, token('2'))
       await again.close(true)
+    })
+
+    test(`grants and forgets nothing on ${fault}, and goes on once it is over`, async () => {
+      const path = newPath()
+      const store = await open(path)
+      await store.grant('held', terms('one'))
+      await store.raise('a', token('5'))
+
+      disk.fail(fault)
+      const outcomes = await Promise.allSettled([
+        store.grant('held', terms('two')),
+        store.grant('new', terms('first')),
+        store.forget('held', token('1')),
+        store.raise('a', token('6')),
+        store.probe(),
+      ])
+      for (const outcome of outcomes) {
+        assert.equal(outcome.status, 'rejected')
+        assert.match(String(outcome.reason), words)
+      }
+      assert.equal((await store.raise('a', token('4'))).mark, token('5'), 'no commit needed')
+      assert.deepEqual(
+        (await store.leases()).map(({ id }) => id),
+        ['one'],
+      )
+      assert.equal((await store.read('held'))?.mark, token('1'), 'memory and disk agree')
+
+      disk.heal()
+      assert.equal((await store.grant('new', terms('again'))).mark, token('1'))
+      assert.equal((await store.grant('held', terms('three'))).mark, token('2'))
+      await store.forget('held', token('2'))
+      await store.kill()
+      const after = await open(path)
+      assert.deepEqual(
+        (await after.leases()).map(({ id }) => id),
+        ['again'],
+      )
+      assert.equal((await after.grant('held', terms('four'))).mark, token('3'))
+      await after.close(true)
     })
 
     test(`does not open on ${fault}, and leaves no half store`, async () => {

@@ -187,12 +187,12 @@ describe('an SQLite store does not open, and says why', () => {
   })
 
   test('if its schema is newer, or none that ever was', async () => {
-    for (const schema of [2, 0]) {
+    for (const schema of [3, 0]) {
       const path = newPath()
       await makeStore(path)
       withDatabase(path, (db) => db.pragma(`user_version = ${schema}`))
       await refuses(path, [
-        new RegExp(`has schema ${schema}, and this program knows schema 1`),
+        new RegExp(`has schema ${schema}, and this program knows schema 2`),
         /run the version of fencing-proxy/,
       ])
     }

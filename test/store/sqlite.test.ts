@@ -1,14 +1,15 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { existsSync, readdirSync, statSync } from 'node:fs'
-import { join } from 'node:path'
+import { existsSync, mkdirSync, readdirSync, statSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 import { afterEach, describe, test } from 'node:test'
 import type { Worker } from 'node:worker_threads'
+import Database from 'better-sqlite3'
 import { openStore } from '../../src/store/open.ts'
 import { StoreError, type Store, type StoreEvents } from '../../src/store/store.ts'
 import { joinToken } from '../../src/token.ts'
 import { storesApart } from './apart.ts'
-import { storeContract, token } from './contract.ts'
+import { storeContract, terms, token } from './contract.ts'
 import { temporaryFolder } from './folder.ts'
 
 const folder = temporaryFolder()
@@ -52,6 +53,70 @@ describe('an SQLite store over several runs', () => {
     assert.equal(stale.mark, token('9007199254740993.9223372036854775807'))
     assert.equal(stale.overlapping, true)
     await second.store.close(true)
+  })
+
+  test('leases outlive the run that granted them, whole, and those that were forgotten do not', async () => {
+    const path = newPath()
+    const first = await openApart(path)
+    await first.grant('a', terms('one'))
+    await first.grant('b\0\u{1f512}', terms("two'\0"))
+    await first.grant('c', terms('three'))
+    await first.forget('c', token('1'))
+    const rows = await first.leases()
+    assert.equal(rows.length, 2)
+    await first.kill()
+    const second = await openApart(path)
+    assert.deepEqual(await second.leases(), rows)
+    assert.equal((await second.grant('c', terms('four'))).mark, token('2'))
+    await second.close(true)
+    const third = await openApart(path)
+    assert.equal((await third.leases()).length, 3)
+    await third.close(true)
+  })
+
+  test('grants, forgets and raises that come together share a commit, and each is counted', async () => {
+    const commits: number[] = []
+    const { store } = await open(newPath(), {
+      ...quiet,
+      committed: (_seconds, calls) => commits.push(calls),
+    })
+    await store.grant('a', terms('a'), false)
+    await Promise.all([
+      store.grant('b', terms('b'), false),
+      store.grant('c', terms('c'), false),
+      store.forget('a', token('1')),
+      store.raise('d', token('1'), false),
+      store.raise('d', token('1'), false),
+      store.leases(),
+    ])
+    assert.deepEqual(commits, [1, 4])
+    await store.close(true)
+  })
+
+  test('a store of schema 1 is brought to the present one, with all its marks, once it is known to be whole', async () => {
+    for (const clean of [1, 0]) {
+      const path = newPath()
+      makeSchema1(path, clean)
+      const first = await open(path)
+      assert.equal(first.store.stoppedCleanly, clean === 1)
+      assert.equal(first.store.scopes, 2)
+      assert.deepEqual(await first.store.list('', undefined, 9), [
+        { scope: '/a', mark: token('41'), raisedAt: 17, overlapping: false },
+        { scope: '/b', mark: token('3.7'), raisedAt: 18, overlapping: true },
+      ])
+      assert.deepEqual(await first.store.leases(), [])
+      assert.equal((await first.store.grant('/a', terms('one'), false)).mark, token('42'))
+      await first.store.close(true)
+      const second = await open(path)
+      assert.deepEqual(
+        (await second.store.leases()).map(({ id }) => id),
+        ['one'],
+      )
+      await second.store.close(true)
+      const db = new Database(path)
+      assert.equal(db.pragma('user_version', { simple: true }), 2)
+      db.close()
+    }
   })
 
   test('only a run that closed as clean is found clean; a new store is', async () => {
@@ -214,3 +279,27 @@ describe('an SQLite store and its thread', () => {
     await store.close(true)
   })
 })
+
+/** A store as the first version made it, with two marks. */
+function makeSchema1(path: string, clean: number): void {
+  mkdirSync(dirname(path), { recursive: true })
+  const db = new Database(path)
+  db.exec(`
+    BEGIN;
+    CREATE TABLE marks (
+      scope TEXT NOT NULL PRIMARY KEY,
+      generation INTEGER NOT NULL,
+      number INTEGER NOT NULL,
+      raised_at INTEGER NOT NULL,
+      overlapping INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE run (clean INTEGER NOT NULL, complete INTEGER NOT NULL, probes INTEGER NOT NULL) STRICT;
+    INSERT INTO run (clean, complete, probes) VALUES (${clean}, 1, 0);
+    INSERT INTO marks VALUES ('/a', 0, 41, 17, 0), ('/b', 3, 7, 18, 1);
+    PRAGMA application_id = 1717923427;
+    PRAGMA user_version = 1;
+    COMMIT;
+    PRAGMA journal_mode = WAL;
+  `)
+  db.close()
+}
