@@ -19,19 +19,33 @@ export function createLog(level: string, destination: DestinationStream): Log {
   )
 }
 
+/** How long the end of the process waits for whoever reads its stdout. */
+const FLUSH_WITHIN_MS = 1_000
+
 /**
  * Stdout, written without blocking the event loop, in pieces of up to 4 KiB and no later than a tenth
- * of a second after the fact: one write for each line would cost more than a refusal. `flush` before
- * the process exits.
+ * of a second after the fact: one write for each line would cost more than a refusal. Wait for `flush`
+ * before the process exits; it takes no longer than a second, whether anybody reads or not.
+ *
+ * A log that cannot be written (its reader is gone, its disk is full) loses lines. It does not end
+ * the fence.
  */
-export function stdoutLog(level: string): { log: Log; flush: () => void } {
+export function stdoutLog(level: string): { log: Log; flush: () => Promise<void> } {
   const destination = pino.destination({
     dest: 1,
     sync: false,
     minLength: 4096,
     periodicFlush: 100,
   })
-  return { log: createLog(level, destination), flush: () => destination.flushSync() }
+  destination.on('error', () => undefined)
+  // Called at the exit, and tries for ever where nobody reads: a stop would never end.
+  destination.flushSync = () => undefined
+  const flush = () =>
+    new Promise<void>((resolve) => {
+      setTimeout(resolve, FLUSH_WITHIN_MS)
+      destination.flush(() => resolve())
+    })
+  return { log: createLog(level, destination), flush }
 }
 
 /** An error as the log shows it: its words and its code, no stack. */

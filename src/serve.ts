@@ -43,7 +43,7 @@ export type Stopped =
 
 /** The parts that can be replaced from outside: tests put broken ones in their place. */
 export interface Builders {
-  log(level: string): { log: Log; flush: () => void }
+  log(level: string): { log: Log; flush: () => Promise<void> }
   clock: Clock
   store(config: Config['store'], events: StoreEvents): Promise<{ store: Store; created: boolean }>
   inflight(settings: BarrierSettings, clock: Clock): InFlight
@@ -64,7 +64,10 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   const { clock } = build
   const { log, flush } = build.log(config.log.level)
   let die: (error: Error) => void = () => undefined
-  const died = new Promise<Error>((resolve) => (die = resolve))
+  const died = new Promise<Error>((resolve) => (die = resolve)).then(async (error) => {
+    await flush()
+    return error
+  })
 
   const metrics = createMetrics({
     scopes: () => store.scopes,
@@ -199,7 +202,7 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
       { event: 'stopped', clean: stopped.clean, err: unrecorded },
       stopped.clean ? 'stopped; nothing is in flight' : 'stopped uncleanly: the next start settles',
     )
-    flush()
+    await flush()
     return stopped
   }
   return { addresses, died, close: () => (closing ??= close()) }

@@ -7,6 +7,6 @@ import { createKnownBad } from './known-bad.ts'
 const [url = '', dataFolder = ''] = process.argv.slice(2)
 const running = await serve(configFor(url, dataFolder), {
   forwarder: createKnownBad,
-  log: () => ({ log: createLog('silent', { write: () => undefined }), flush: () => undefined }),
+  log: () => ({ log: createLog('silent', { write: () => undefined }), flush: () => Promise.resolve() }),
 })
 process.send?.(running.addresses)

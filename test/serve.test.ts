@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import { existsSync, writeFileSync } from 'node:fs'
 import type { ServerResponse } from 'node:http'
 import net from 'node:net'
@@ -267,5 +268,22 @@ describe('accidents', { concurrency: 2 }, () => {
     assert.equal(await readMetric(program.adminPort, 'fencing_stale_writes_total'), 50)
     program.child.kill('SIGTERM')
     assert.deepEqual(await program.ended, { code: 0, signal: null })
+  })
+
+  test('it stops where the reader of its log has gone unnoticed, or is there and reads no more', async (t) => {
+    const backend = await startBackend(t)
+    const [gone, stuck] = [await startProgram(t, backend.url), await startProgram(t, backend.url)]
+    gone.child.stdout.destroy()
+    gone.child.kill('SIGTERM') // the first that it writes to nobody is that it stops
+    assert.deepEqual(await gone.ended, { code: 0, signal: null })
+
+    stuck.child.stdout.pause()
+    await write(stuck.port, 42)
+    // More than pipes and buffers hold: about 300 bytes for each line.
+    for (let i = 0; i < 1000; i++) assert.equal((await write(stuck.port, 41)).status, 409)
+    stuck.child.kill('SIGTERM')
+    await once(stuck.child, 'exit')
+    assert.equal(stuck.child.exitCode, 0)
+    stuck.child.stdout.resume()
   })
 })

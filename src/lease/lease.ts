@@ -89,9 +89,12 @@ export type End = 'expired' | 'released' | 'abandoned'
 export const NOBODY: Tenure = { now: { is: 'free' }, queue: [] }
 
 /** A lease that was found after a restart has its whole time again: its holder could not renew it. */
-export function restored(lease: Omit<Lease, 'until' | 'grantedAt'>, now: number): Tenure {
-  const { ttlMs } = lease
-  return { now: { is: 'held', lease: { ...lease, grantedAt: now, until: now + ttlMs } }, queue: [] }
+export function restored(
+  { id, token, holder, ttlMs }: Omit<Lease, 'until' | 'grantedAt'>,
+  now: number,
+): Tenure {
+  const lease: Lease = { id, token, holder, ttlMs, grantedAt: now, until: now + ttlMs }
+  return { now: { is: 'held', lease }, queue: [] }
 }
 
 export interface Limits {

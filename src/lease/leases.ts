@@ -42,6 +42,9 @@ export interface Acquiring {
   leave(): void
 }
 
+/** Leases read from the store in one go. */
+const RESTORED_AT_ONCE = 1000
+
 /** A scope that is held, or about to be. */
 interface Entry {
   tenure: Tenure
@@ -84,12 +87,18 @@ export class Leases {
 
   /** Takes over what an earlier run granted. Before anything else. Rejects with a `StoreError`. */
   async restore(): Promise<void> {
-    for (const { scope, id, token, holder, ttlMs } of await this.#store.leases()) {
-      this.#byId.set(id, scope)
-      const tenure = restored({ id, token, holder, ttlMs }, this.#clock.now())
-      const entry: Entry = { tenure, wakesAt: Infinity, cancelWake: undefined }
-      this.#scopes.set(scope, entry)
-      this.#wakeInTime(scope, entry)
+    let after: string | undefined
+    for (;;) {
+      const page = await this.#store.leases(after, RESTORED_AT_ONCE)
+      for (const { scope, ...lease } of page) {
+        this.#byId.set(lease.id, scope)
+        const tenure = restored(lease, this.#clock.now())
+        const entry: Entry = { tenure, wakesAt: Infinity, cancelWake: undefined }
+        this.#scopes.set(scope, entry)
+        this.#wakeInTime(scope, entry)
+      }
+      if (page.length < RESTORED_AT_ONCE) return
+      after = page.at(-1)?.scope
     }
   }
 

@@ -38,11 +38,13 @@ export class MemoryStore implements Store {
     if (this.#leases.get(scope)?.token === token) this.#leases.delete(scope)
   }
 
-  async leases(): Promise<LeaseRow[]> {
+  async leases(after: string | undefined, limit: number): Promise<LeaseRow[]> {
     await this.#open()
-    return [...this.#leases.values()].filter(
-      ({ scope, token }) => this.#marks.get(scope)?.mark === token,
-    )
+    return [...this.#leases.values()]
+      .filter(({ scope, token }) => this.#marks.get(scope)?.mark === token)
+      .filter(({ scope }) => after === undefined || byBytes(scope, after) > 0)
+      .sort((a, b) => byBytes(a.scope, b.scope))
+      .slice(0, limit)
   }
 
   async read(scope: string): Promise<MarkRow | undefined> {

@@ -24,6 +24,7 @@ export type Raise = readonly [
 export type RaisedTuple = readonly [mark: Token, from: Token | undefined, overlapping: boolean]
 export type Forget = readonly [scope: string, token: Token]
 export type List = readonly [prefix: string, after: string | undefined, limit: number]
+export type LeaseList = readonly [after: string | undefined, limit: number]
 
 export interface Batch {
   readonly raises: readonly Raise[]
@@ -31,8 +32,7 @@ export interface Batch {
   readonly probes: number
   readonly reads: readonly string[]
   readonly lists: readonly List[]
-  /** How many ask for every lease. */
-  readonly leases: number
+  readonly leases: readonly LeaseList[]
 }
 
 /** Why a call failed, in words. */
@@ -43,12 +43,12 @@ export interface Failure {
 /** What became of a batch, call by call. */
 export interface Outcomes {
   readonly raises: readonly (RaisedTuple | Failure)[]
-  /** The same for every call of its kind in the batch, as with `probes` and `leases`. */
+  /** The same for every call of its kind in the batch, as with `probes`. */
   readonly forgets: Failure | undefined
   readonly probes: Failure | undefined
   readonly reads: readonly (MarkRow | Failure | undefined)[]
   readonly lists: readonly (MarkRow[] | Failure)[]
-  readonly leases: LeaseRow[] | Failure
+  readonly leases: readonly (LeaseRow[] | Failure)[]
   readonly scopes: number
   /** Undefined where nothing had to be written, or where it could not be. */
   readonly committed: Commit | undefined
@@ -116,7 +116,7 @@ class Marks {
       ...this.#write(batch),
       reads: batch.reads.map((scope) => this.#attempt(() => this.#read(scope))),
       lists: batch.lists.map((list) => this.#attempt(() => this.#list(list))),
-      leases: batch.leases === 0 ? [] : this.#attempt(() => this.#sql.leases.all().map(leaseRow)),
+      leases: batch.leases.map((list) => this.#attempt(() => this.#leases(list))),
       scopes: this.#scopes,
     }
   }
@@ -238,6 +238,10 @@ class Marks {
       .filter(({ scope }) => scope.startsWith(prefix))
   }
 
+  #leases([after, limit]: LeaseList): LeaseRow[] {
+    return this.#sql.leases.all({ after: after ?? null, limit }).map(leaseRow)
+  }
+
   #attempt<T>(act: () => T): T | Failure {
     try {
       return act()
@@ -320,9 +324,11 @@ function prepare(db: Database) {
       'DELETE FROM leases WHERE scope = ? AND generation = ? AND number = ?',
     ),
     leases: db
-      .prepare<[], LeaseColumns>(
+      .prepare<[{ after: string | null; limit: number }], LeaseColumns>(
         `SELECT scope, id, generation, number, holder, ttl_ms, granted_at
-         FROM leases JOIN marks USING (scope, generation, number)`,
+         FROM leases JOIN marks USING (scope, generation, number)
+         WHERE scope >= ifnull($after, '') AND scope IS NOT $after
+         ORDER BY scope LIMIT $limit`,
       )
       .raw()
       .safeIntegers(),

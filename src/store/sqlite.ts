@@ -5,6 +5,7 @@ import type {
   Failure,
   Forget,
   FromThread,
+  LeaseList,
   List,
   Outcomes,
   Raise,
@@ -36,7 +37,7 @@ interface Calls {
   readonly probes: Asked<undefined, undefined>[]
   readonly reads: Asked<string, MarkRow | undefined>[]
   readonly lists: Asked<List, MarkRow[]>[]
-  readonly leases: Asked<undefined, LeaseRow[]>[]
+  readonly leases: Asked<LeaseList, LeaseRow[]>[]
 }
 
 type Opened = Extract<FromThread, { say: 'opened' }>
@@ -116,8 +117,8 @@ export class SqliteStore implements Store {
     return this.#ask(this.#gathering.forgets, [scope, token])
   }
 
-  leases(): Promise<LeaseRow[]> {
-    return this.#ask(this.#gathering.leases, undefined)
+  leases(after: string | undefined, limit: number): Promise<LeaseRow[]> {
+    return this.#ask(this.#gathering.leases, [after, limit])
   }
 
   read(scope: string): Promise<MarkRow | undefined> {
@@ -214,9 +215,9 @@ export class SqliteStore implements Store {
     settleEach(calls.raises, outcomes.raises, errorOf)
     settleEach(calls.reads, outcomes.reads, errorOf)
     settleEach(calls.lists, outcomes.lists, errorOf)
+    settleEach(calls.leases, outcomes.leases, errorOf)
     settleAll(calls.forgets, outcomes.forgets, errorOf)
     settleAll(calls.probes, outcomes.probes, errorOf)
-    settleAll(calls.leases, outcomes.leases, errorOf)
     for (const error of errors.values()) this.#events.failed(error)
   }
 
@@ -252,7 +253,7 @@ function batchOf({ raises, forgets, probes, reads, lists, leases }: Calls): Batc
     probes: probes.length,
     reads: reads.map(({ call }) => call),
     lists: lists.map(({ call }) => call),
-    leases: leases.length,
+    leases: leases.map(({ call }) => call),
   }
 }
 

@@ -53,10 +53,10 @@ export interface Store {
   forget(scope: string, token: Token): Promise<void>
 
   /**
-   * Every lease that was granted and not forgotten, in no order; without those whose scope has a
-   * mark from elsewhere by now. Rejects with a `StoreError`.
+   * Leases that were granted and not forgotten, without those whose scope has a mark from elsewhere
+   * by now; paged as in `list`. Rejects with a `StoreError`.
    */
-  leases(): Promise<LeaseRow[]>
+  leases(after: string | undefined, limit: number): Promise<LeaseRow[]>
 
   /**
    * The mark of one scope as it is on disk, or undefined: no older than what the calls before this

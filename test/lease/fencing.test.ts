@@ -213,7 +213,7 @@ async function leasesOn(file: string): Promise<readonly LeaseRow[]> {
   const events = { committed: () => undefined, failed: () => undefined, died: () => undefined }
   const { store } = await openStore({ type: 'sqlite', path: file, create: false }, events)
   try {
-    return await store.leases()
+    return await store.leases(undefined, 10_000)
   } finally {
     await store.close(false)
   }

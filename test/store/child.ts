@@ -41,7 +41,7 @@ function answer(store: SqliteStore, ask: Ask): Promise<unknown> {
     case 'forget':
       return store.forget(ask[1], ask[2])
     case 'leases':
-      return store.leases()
+      return store.leases(undefined, 10_000)
     case 'read':
       return store.read(ask[1])
     case 'probe':

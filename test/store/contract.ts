@@ -158,7 +158,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           from: undefined,
           overlapping: false,
         })
-        const [row, ...others] = await store.leases()
+        const [row, ...others] = await store.leases(undefined, 10_000)
         assert.deepEqual(others, [])
         assert.ok(row !== undefined)
         const { grantedAt, ...rest } = row
@@ -173,7 +173,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           overlapping: true,
         })
         assert.deepEqual(
-          (await store.leases()).map(({ id }) => id),
+          (await store.leases(undefined, 10_000)).map(({ id }) => id),
           ['two'],
           'in its place',
         )
@@ -199,7 +199,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           (error) => error instanceof StoreError && error.message === `the scope ${last} has used up its tokens`, // prettier-ignore
         )
         assert.equal((await store.read(last))?.mark, token(last))
-        assert.equal((await store.leases()).length, 5)
+        assert.equal((await store.leases(undefined, 10_000)).length, 5)
       }),
     )
 
@@ -209,7 +209,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
         await store.grant('s', terms('one'), false)
         await store.grant('t', terms('other'), false)
         await store.grant('s', terms('two'), false)
-        const ids = async () => (await store.leases()).map(({ id }) => id).sort()
+        const ids = async () => (await store.leases(undefined, 10_000)).map(({ id }) => id).sort()
         await store.forget('s', token('1'))
         await store.forget('s', token('3'))
         await store.forget('nowhere', token('1'))
@@ -224,18 +224,33 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
     )
 
     test(
+      'leases come in pages, in the order of their scopes',
+      withStore(async (store) => {
+        for (const scope of ['c', 'a', '\u{1f512}', 'b', '\uffff']) await store.grant(scope, terms(scope), false) // prettier-ignore
+        const pages: string[][] = []
+        for (let after: string | undefined; ;) {
+          const page = (await store.leases(after, 2)).map(({ scope }) => scope)
+          pages.push(page)
+          if (page.length < 2) break
+          after = page.at(-1)
+        }
+        assert.deepEqual(pages, [['a', 'b'], ['c', '\uffff'], ['\u{1f512}']])
+      }),
+    )
+
+    test(
       'a mark from elsewhere ends the lease below it, also within one commit; an equal or lower one does not',
       withStore(async (store) => {
         await store.grant('a', terms('a'), false)
         await store.grant('b', terms('b'), false)
         await Promise.all([store.raise('a', token('9'), false), store.raise('b', token('1'), false)]) // prettier-ignore
         assert.deepEqual(
-          (await store.leases()).map(({ id }) => id),
+          (await store.leases(undefined, 10_000)).map(({ id }) => id),
           ['b'],
         )
         await Promise.all([store.grant('c', terms('c'), false), store.raise('c', token('9'), false)]) // prettier-ignore
         assert.deepEqual(
-          (await store.leases()).map(({ id }) => id),
+          (await store.leases(undefined, 10_000)).map(({ id }) => id),
           ['b'],
         )
       }),
@@ -262,7 +277,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           ],
         )
         assert.deepEqual(
-          (await store.leases()).map(({ id }) => id),
+          (await store.leases(undefined, 10_000)).map(({ id }) => id),
           ['three'],
         )
       }),
@@ -277,14 +292,16 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
           fc.asyncProperty(text, text, fc.nat(2 ** 31), async (scope, holder, ttlMs) => {
             const [name, id] = [`${run++}/${scope}`, `${run}'"\0`]
             await store.grant(name, { id, holder, ttlMs }, false)
-            const row = (await store.leases()).find((lease) => lease.scope === name)
+            const row = (await store.leases(undefined, 10_000)).find(
+              (lease) => lease.scope === name,
+            )
             const { grantedAt } = row ?? {}
             assert.deepEqual(row, { scope: name, token: token('1'), id, holder, ttlMs, grantedAt })
             await store.forget(name, token('1'))
           }),
           { numRuns: 50 },
         )
-        assert.deepEqual(await store.leases(), [])
+        assert.deepEqual(await store.leases(undefined, 10_000), [])
       }),
     )
 
@@ -371,7 +388,9 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
               new Map(listed.map(({ scope, mark }) => [scope, mark])),
               new Map([...model].map(([scope, { mark }]) => [scope, mark])),
             )
-            const kept = (await store.leases()).filter(({ scope }) => scope.startsWith(prefix))
+            const kept = (await store.leases(undefined, 10_000)).filter(({ scope }) =>
+              scope.startsWith(prefix),
+            )
             assert.deepEqual(
               kept.map(({ scope, id }) => `${scope} ${id}`).sort(),
               [...leases]
@@ -458,7 +477,7 @@ export function storeContract(engine: string, open: () => Promise<Store>): void 
         store.raise('a', token('2'), false),
         store.grant('a', terms('a'), false),
         store.forget('a', token('1')),
-        store.leases(),
+        store.leases(undefined, 10_000),
         store.read('a'),
         store.list('', undefined, 1),
         store.probe(),

@@ -87,7 +87,7 @@ describe('an SQLite store over several runs', () => {
       store.forget('a', token('1')),
       store.raise('d', token('1'), false),
       store.raise('d', token('1'), false),
-      store.leases(),
+      store.leases(undefined, 10_000),
     ])
     assert.deepEqual(commits, [1, 4])
     await store.close(true)
@@ -104,12 +104,12 @@ describe('an SQLite store over several runs', () => {
         { scope: '/a', mark: token('41'), raisedAt: 17, overlapping: false },
         { scope: '/b', mark: token('3.7'), raisedAt: 18, overlapping: true },
       ])
-      assert.deepEqual(await first.store.leases(), [])
+      assert.deepEqual(await first.store.leases(undefined, 10_000), [])
       assert.equal((await first.store.grant('/a', terms('one'), false)).mark, token('42'))
       await first.store.close(true)
       const second = await open(path)
       assert.deepEqual(
-        (await second.store.leases()).map(({ id }) => id),
+        (await second.store.leases(undefined, 10_000)).map(({ id }) => id),
         ['one'],
       )
       await second.store.close(true)
