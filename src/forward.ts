@@ -43,7 +43,7 @@ export type Ending =
   | { readonly kind: 'answered'; readonly status: number }
   | {
       readonly kind: 'unsent'
-      readonly why: 'unreachable' | 'overtaken' | 'left' | 'stopping'
+      readonly why: 'unreachable' | 'overtaken' | 'left' | 'client-timeout' | 'stopping'
       readonly cause?: Error
     }
   | { readonly kind: 'unknown'; readonly why: UnknownReason; readonly cause?: Error }
@@ -113,6 +113,13 @@ export function createForwarder(settings: ForwardSettings): Forwarder {
 /** Response bytes kept for the client of an overtaken write before it counts as not reading. */
 const OVERTAKEN_BUFFER = 1024 * 1024
 
+/**
+ * A body of up to this length is collected, and leaves with its head in one piece: that costs less
+ * than a stream, and until then nothing was sent, so that a write whose client leaves or
+ * stalls has ended and its outcome is known. Connections times this much may be held in memory.
+ */
+const COLLECTED_BYTES = 16 * 1024
+
 /** What an exchange waits for, and so whose silence ends it. */
 type Awaited = 'backend' | 'client-body' | 'client-read'
 
@@ -120,9 +127,11 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   readonly ended: Promise<Ending>
   readonly #outgoing: Outgoing
   readonly #settings: ForwardSettings
+  readonly #pool: Pool
   #resolve: (ending: Ending) => void = () => undefined
   #abort: ((cause: Error) => void) | undefined
-  #upload: Upload | undefined
+  /** Where the body comes from while it is sent in parts, or collected to be sent in one. */
+  #upload: Upload | Collection | undefined
   #resumeBackend: (() => void) | undefined
   /** While queued for a connection: looks out for the client's leaving. */
   #stopWatching: (() => void) | undefined
@@ -145,26 +154,38 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #deadline = Infinity
 
   constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings) {
+    this.#pool = pool
     this.#outgoing = outgoing
     this.#settings = settings
     this.ended = new Promise((resolve) => (this.#resolve = resolve))
     this.#timer = setTimeout(this.#look, settings.responseTimeoutMs)
 
-    const { req, res, path, framing, fields } = outgoing
+    const { req, res, framing, fields } = outgoing
     if (req.socket.destroyed) {
       this.#finish({ kind: 'unsent', why: 'left' })
       return
     }
     res.on('close', this.#onClientClose)
-    let body: Readable | null = null
-    if (framing.kind === 'length') fields.push('Content-Length', framing.bytes.toString())
-    if (framing.kind === 'chunked' || (framing.kind === 'length' && framing.bytes > 0)) {
-      this.#upload = new Upload(req, this)
-      // eslint-disable-next-line @typescript-eslint/no-unsafe-class-instance-assignment -- see Upload
-      body = this.#upload as EventEmitter as Readable
+    if (framing.kind === 'length' && framing.bytes > 0 && framing.bytes <= COLLECTED_BYTES) {
+      this.#upload = new Collection(req, framing.bytes, this)
+      return
     }
+    if (framing.kind === 'length') fields.push('Content-Length', framing.bytes.toString())
+    if (framing.kind === 'none' || (framing.kind === 'length' && framing.bytes === 0)) {
+      this.#dispatch(null)
+      return
+    }
+    const upload = new Upload(req, this)
+    this.#upload = upload
+    // eslint-disable-next-line @typescript-eslint/no-unsafe-class-instance-assignment -- see Upload
+    this.#dispatch(upload as EventEmitter as Readable)
+  }
+
+  #dispatch(body: Buffer | Readable | null): void {
+    const { req, path, fields } = this.#outgoing
     try {
-      const free = pool.dispatch({ path, method: req.method ?? 'GET', headers: fields, body }, this)
+      const exchange = { path, method: req.method ?? 'GET', headers: fields, body }
+      const free = this.#pool.dispatch(exchange, this)
       if (!free && this.#abort === undefined) this.#watchQueued()
     } catch (error) {
       this.#finish({ kind: 'unsent', why: 'unreachable', cause: asError(error) })
@@ -187,14 +208,15 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
 
   onConnect(abort: (cause?: Error) => void): void {
     this.#stopWatching?.()
-    if (this.#over) {
-      // Overtaken or left while it was queued for a connection: nothing must be sent any more.
+    if (this.#over || this.#begun) {
+      // Overtaken or left while it was queued for a connection: nothing must be sent any more. Nor
+      // is anything ever sent twice.
       abort(new Error('the exchange is over'))
       return
     }
     this.#abort = abort
     this.#lastSign = performance.now()
-    // The bytes of a request without a body leave in this very call; else with the first of the body.
+    // The bytes leave in this very call, but where the body comes in parts: with the first of them.
     if (this.#upload === undefined) this.#begun = true
   }
 
@@ -255,11 +277,23 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     else this.#finish({ kind: 'unsent', why: 'unreachable', cause })
   }
 
-  // What the upload tells.
+  // What the upload or the collection tells.
 
   /** Whether the upload can take more from the client. */
   uploadWaits(waits: boolean): void {
     if (!this.#sentWhole) this.#await(waits ? 'client-body' : 'backend')
+  }
+
+  /** Another part of a body that is collected has come. */
+  uploadGrows(): void {
+    this.#lastSign = performance.now()
+  }
+
+  /** The body is here whole, and nothing of it was sent. */
+  uploadCollected(body: Buffer): void {
+    this.#upload = undefined
+    this.#await('backend')
+    this.#dispatch(body)
   }
 
   /** The first or a further part of the body, or its end, is about to be sent. */
@@ -329,7 +363,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #onSilence(): void {
     switch (this.#awaited) {
       case 'client-body':
-        this.#breakOff({ kind: 'unknown', why: 'client-timeout' })
+        this.#breakOff(this.#cutShort('client-timeout'))
         return
       case 'client-read':
         this.#discard()
@@ -350,7 +384,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     this.#finish({ kind: 'answered', status: this.#status })
   }
 
-  #cutShort(why: 'overtaken' | 'left'): Ending {
+  #cutShort(why: 'overtaken' | 'left' | 'client-timeout'): Ending {
     return this.#begun ? { kind: 'unknown', why } : { kind: 'unsent', why }
   }
 
@@ -389,7 +423,6 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     this.#upload?.destroy()
     this.#stopWatching?.()
     const { res } = this.#outgoing
-    res.off('close', this.#onClientClose)
     if (ending.kind !== 'answered' && res.headersSent) this.#breakClient()
     this.#resolve(ending)
   }
@@ -465,5 +498,47 @@ class Upload extends EventEmitter {
   readonly #onEnd = (): void => {
     this.#exchange.uploadSends()
     this.emit('end')
+  }
+}
+
+/** A small body of known length on its way into one piece. */
+class Collection {
+  readonly #req: IncomingMessage
+  readonly #exchange: PoolExchange
+  #missing: number
+  #parts: Buffer[] = []
+  #over = false
+
+  constructor(req: IncomingMessage, bytes: number, exchange: PoolExchange) {
+    this.#req = req
+    this.#exchange = exchange
+    this.#missing = bytes
+    // As a rule the body came right behind the head, and by the next tick it has been parsed, too.
+    process.nextTick(this.#takeWhole)
+  }
+
+  destroy(): void {
+    this.#over = true
+    this.#req.off('data', this.#onData)
+  }
+
+  readonly #takeWhole = (): void => {
+    if (this.#over) return
+    if (this.#req.readableLength === this.#missing) {
+      this.#over = true
+      this.#exchange.uploadCollected(this.#req.read() as Buffer)
+      return
+    }
+    this.#exchange.uploadWaits(true)
+    this.#req.on('data', this.#onData)
+  }
+
+  readonly #onData = (part: Buffer): void => {
+    this.#parts.push(part)
+    this.#missing -= part.length
+    this.#exchange.uploadGrows()
+    if (this.#missing > 0) return
+    this.destroy()
+    this.#exchange.uploadCollected(Buffer.concat(this.#parts))
   }
 }

@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import { test } from 'node:test'
 import {
+  LARGE,
   SETTLE_MS,
+  SMALL,
   endings,
   holding,
   inFlight,
@@ -70,7 +72,7 @@ test('a client that leaves in mid-body leaves an unknown outcome: newer owners w
   const backend = await startBackend(t)
   const proxy = await startProxy(t, backend.url)
   const client = await connect(t, proxy.port)
-  client.send(head(41, 'Content-Length: 100') + 'only this')
+  client.send(head(41, LARGE) + 'only this')
   await until(() => backend.seen[0]?.body === 'only this')
   const endedAt = performance.now()
   client.socket.destroy()
@@ -79,6 +81,119 @@ test('a client that leaves in mid-body leaves an unknown outcome: newer owners w
   assert.equal(backend.seen[0]?.complete, false)
   await settlesBefore42(proxy, endedAt, () => backend.seen)
   assert.equal(await proxy.metric('fencing_unknown_outcomes_total', { reason: 'left' }), 1)
+})
+
+test('a client that leaves before its small body is whole: never sent, the next owner does not wait', async (t) => {
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url, { fence: { settleMs: 60_000 } })
+  const client = await connect(t, proxy.port)
+  client.send(head(41, SMALL) + 'only this')
+  await until(inFlight(proxy, 1))
+  client.socket.destroy()
+  await until(inFlight(proxy, 0))
+  assert.equal((await write(proxy.port, 42)).status, 200)
+  assert.deepEqual(
+    backend.seen.map(({ headers }) => headers['fencing-token']),
+    ['42'],
+  )
+  assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
+  assert.equal(await proxy.metric('fencing_settling_scopes'), 0)
+})
+
+test('a newer owner overtakes a write whose small body is not whole: 409 superseded, nothing settles', async (t) => {
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url, { fence: { settleMs: 60_000 } })
+  const client = await connect(t, proxy.port)
+  client.send(head(41, SMALL) + 'only this')
+  await until(inFlight(proxy, 1))
+  assert.equal((await write(proxy.port, 42)).status, 200)
+  await until(() => client.received.includes('\r\n\r\n'))
+  assert.match(client.received, /^HTTP\/1\.1 409 [^]*Fencing-Result: superseded[^]*"highest":"42"/)
+  // The rest of its body is read, and what comes behind it is the next request.
+  client.send('x'.repeat(91) + head(42, 'Content-Length: 0'))
+  await until(() => client.received.includes('HTTP/1.1 200'))
+  assert.deepEqual(
+    backend.seen.map(({ headers }) => headers['fencing-token']),
+    ['42', '42'],
+  )
+  assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
+})
+
+test('a client that stops sending before its small body is whole: 408 after clientTimeout, nothing settles', async (t) => {
+  const backend = await startBackend(t)
+  const overrides = { clientTimeoutMs: 300, fence: { settleMs: 60_000 } }
+  const proxy = await startProxy(t, backend.url, overrides)
+  const client = await connect(t, proxy.port)
+  const started = performance.now()
+  client.send(head(41, SMALL) + 'only')
+  await until(() => performance.now() - started > 200)
+  // Between two reads, not in all.
+  client.send(' this')
+  await until(() => client.received.includes('\r\n\r\n'))
+  assert.ok(performance.now() - started >= 500)
+  assert.match(client.received, /^HTTP\/1\.1 408 [^]*nothing was forwarded/)
+  assert.equal((await write(proxy.port, 42)).status, 200)
+  assert.equal(backend.seen.length, 1)
+  assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
+})
+
+test('a small body that comes in parts reaches the backend whole, once, in one piece with its head', async (t) => {
+  const received: string[] = []
+  const { url } = await startRawBackend(t, (socket) =>
+    socket.on('data', (bytes: Buffer) => {
+      received.push(bytes.toString())
+      socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+    }),
+  )
+  const proxy = await startProxy(t, url)
+  const client = await connect(t, proxy.port)
+  client.send(head(41, 'Content-Length: 9') + 'one')
+  await until(inFlight(proxy, 1))
+  client.send('two')
+  client.send('six' + head(41, 'Content-Length: 3') + 'ten')
+  await until(() => client.received.match(/HTTP\/1\.1 200/g)?.length === 2)
+  assert.equal(received.length, 2)
+  assert.match(received[0] ?? '', /\r\ncontent-length: 9\r\n(?:[^]*\n)?\r\nonetwosix$/i)
+  assert.match(received[1] ?? '', /\r\ncontent-length: 3\r\n(?:[^]*\n)?\r\nten$/i)
+})
+
+test('a small body on a route that takes each token once: cut off unsent, the token may be used again', async (t) => {
+  const backend = await startBackend(t)
+  const routes = [{ ...ROUTE, repeat: 'once' as const }]
+  const proxy = await startProxy(t, backend.url, { routes })
+  const client = await connect(t, proxy.port)
+  client.send(head(41, SMALL) + 'only this')
+  await until(inFlight(proxy, 1))
+  client.socket.destroy()
+  await until(inFlight(proxy, 0))
+  assert.equal((await write(proxy.port, 41)).headers['fencing-result'], 'accepted')
+})
+
+test('a stop while a small body is not whole: the write ends as its client does, and the stop is clean', async (t) => {
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url, { clientTimeoutMs: 400 })
+  const [whole, stalled] = [await connect(t, proxy.port), await connect(t, proxy.port)]
+  whole.send(head(41, SMALL) + 'only this')
+  stalled.send(head(41, SMALL) + 'only this')
+  await until(inFlight(proxy, 2))
+  const stopped = proxy.close()
+  whole.send('x'.repeat(91))
+  await until(() => whole.received.includes('HTTP/1.1 200'))
+  assert.deepEqual(await stopped, { clean: true })
+  assert.match(stalled.received, /^HTTP\/1\.1 408 /)
+  assert.equal(backend.seen.length, 1)
+})
+
+test('a client that leaves in mid-body of a chunked upload: unknown, however small, and settles', async (t) => {
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url)
+  const client = await connect(t, proxy.port)
+  client.send(head(41, 'Transfer-Encoding: chunked') + '9\r\nonly this\r\n')
+  await until(() => backend.seen[0]?.body === 'only this')
+  const endedAt = performance.now()
+  client.socket.destroy()
+  await until(inFlight(proxy, 0))
+  await settlesBefore42(proxy, endedAt, () => backend.seen)
 })
 
 test('a client that leaves while its write waits at the barrier: never sent', async (t) => {
@@ -200,7 +315,7 @@ test('a newer owner cuts off an upload that is not sent whole: 409 superseded, t
   const backend = await startBackend(t)
   const proxy = await startProxy(t, backend.url)
   const client = await connect(t, proxy.port)
-  client.send(head(41, 'Content-Length: 100') + 'only this')
+  client.send(head(41, LARGE) + 'only this')
   await until(() => backend.seen[0]?.body === 'only this')
   const started = performance.now()
   const newer = write(proxy.port, 42)

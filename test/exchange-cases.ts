@@ -32,6 +32,11 @@ export type Start<P = TestProxy> = (
 
 export const SETTLE_MS = 300
 
+/** The length of a body that is sent on as it comes. */
+export const LARGE = 'Content-Length: 100000'
+/** The length of a body that is collected before anything of it is sent. */
+export const SMALL = 'Content-Length: 100'
+
 /** A backend that holds the write of token 41 until told, and answers all others at once. */
 export async function holding(
   t: TestContext,
@@ -182,7 +187,7 @@ export const endings: Record<string, ExchangeCase> = {
     const backend = await startBackend(t)
     const proxy = await start(t, backend.url, { clientTimeoutMs: 200 })
     const client = await connect(t, proxy.port)
-    client.send(head(41, 'Content-Length: 100') + 'only this')
+    client.send(head(41, LARGE) + 'only this')
     const endedAt = performance.now() + 200
     await until(() => client.received.includes('\r\n\r\n'))
     assert.match(client.received, /^HTTP\/1\.1 408 [^]*Fencing-Result: unknown/)
