@@ -39,44 +39,76 @@ test('the systemd unit starts the proxy with a store that outlives the service',
   assert.ok(stop * 1000 > config.shutdownTimeoutMs)
 })
 
-test('the Kubernetes manifest names ports that exist, keeps the marks and gives the stop its time', () => {
-  const text = readFileSync('deploy/kubernetes/statefulset.yaml', 'utf8')
-  interface Manifest {
-    kind: string
-    spec: {
-      ports?: { targetPort: string }[]
-      replicas?: number
-      template?: {
-        spec: {
-          terminationGracePeriodSeconds: number
-          initContainers: {
-            args: string[]
-            ports: { name: string; containerPort: number }[]
-            volumeMounts: { name: string; mountPath: string }[]
-          }[]
-        }
+interface Manifest {
+  kind: string
+  metadata: { name: string }
+  spec: {
+    ports?: { targetPort: string }[]
+    replicas?: number
+    template?: {
+      spec: {
+        terminationGracePeriodSeconds: number
+        initContainers?: Container[]
+        containers: Container[]
+        volumes?: { name: string; persistentVolumeClaim: { claimName: string } }[]
       }
-      volumeClaimTemplates?: { metadata: { name: string } }[]
     }
+    volumeClaimTemplates?: { metadata: { name: string } }[]
+    ingress?: { ports: { port: number }[] }[]
   }
+}
+
+interface Container {
+  name: string
+  args: string[]
+  restartPolicy?: string
+  ports: { name: string; containerPort: number }[]
+  volumeMounts: { name: string; mountPath: string }[]
+}
+
+/** What holds of the proxy beside an API, by whatever kind of object. */
+function checkFence(file: string) {
+  const text = readFileSync(file, 'utf8')
   const objects = parseAllDocuments(text).map((document) => {
     assert.deepEqual(document.errors, [])
     return document.toJS() as Manifest
   })
-  assert.deepEqual(
-    objects.map(({ kind }) => kind),
-    ['Service', 'StatefulSet', 'NetworkPolicy'],
-  )
-  const [service, set] = objects
-  const pod = set?.spec.template?.spec
-  const sidecar = pod?.initContainers[0]
+  const ofKind = (kind: string) => objects.find((object) => object.kind === kind)
+  const [service, policy] = [ofKind('Service'), ofKind('NetworkPolicy')]
+  const workload = ofKind('StatefulSet') ?? ofKind('Deployment')
+  const pod = workload?.spec.template?.spec
+  const all = [...(pod?.initContainers ?? []), ...(pod?.containers ?? [])]
+  const sidecar = all.find(({ name }) => name === 'fencing-proxy')
   const config = configOf(sidecar?.args ?? [])
   const portOf = (name: string) => sidecar?.ports.find((port) => port.name === name)?.containerPort
   assert.equal(portOf(service?.spec.ports?.[0]?.targetPort ?? ''), config.listen.port)
   assert.equal(portOf('fence-admin'), config.admin.port)
-  assert.equal(set?.spec.replicas, 1)
-  const [mount] = sidecar?.volumeMounts ?? []
-  assert.ok(config.store.path.startsWith(`${mount?.mountPath ?? '?'}/`))
-  assert.equal(set.spec.volumeClaimTemplates?.[0]?.metadata.name, mount?.name)
+  const open = policy?.spec.ingress?.flatMap(({ ports }) => ports.map(({ port }) => port))
+  assert.deepEqual(open, [config.listen.port, config.admin.port])
+  assert.equal(workload?.spec.replicas, 1)
+  const mount = sidecar?.volumeMounts.find(({ mountPath }) =>
+    config.store.path.startsWith(`${mountPath}/`),
+  )
   assert.ok((pod?.terminationGracePeriodSeconds ?? 0) * 1000 > config.shutdownTimeoutMs)
+  // On loopback only: otherwise it is a way around.
+  const app = pod?.containers.find(({ name }) => name !== 'fencing-proxy')
+  assert.deepEqual(app?.args, [`--listen=${new URL(config.upstream.url).host}`])
+  return { objects, workload, pod, mount, sidecar }
+}
+
+test('the StatefulSet names ports that exist, keeps the marks and gives the stop its time', () => {
+  const { workload, pod, mount, sidecar } = checkFence('deploy/kubernetes/statefulset.yaml')
+  assert.equal(workload.spec.volumeClaimTemplates?.[0]?.metadata.name, mount?.name)
+  assert.equal(pod?.initContainers?.[0], sidecar)
+  assert.equal(sidecar?.restartPolicy, 'Always', 'native')
+})
+
+test('so does the Deployment for older servers', () => {
+  const { objects, workload, pod, mount } = checkFence('deploy/kubernetes/deployment-classic.yaml')
+  const [volume] = pod?.volumes ?? []
+  assert.equal(volume?.name, mount?.name)
+  const claim = objects.find(({ kind }) => kind === 'PersistentVolumeClaim')
+  assert.equal(claim?.metadata.name, volume?.persistentVolumeClaim.claimName)
+  assert.deepEqual(Object(workload.spec), { ...workload.spec, strategy: { type: 'Recreate' } })
+  assert.equal(pod?.initContainers, undefined)
 })

@@ -71,7 +71,10 @@ function injectObject(value: unknown, injector: Injector, report: Report): unkno
     return value
   }
   const told = decision.warning === undefined ? [] : [decision.warning]
-  const words = findWarnings(object, injector).map((warning) => warning.words)
+  // What is fenced here depends on no label.
+  const words = findWarnings(object, injector)
+    .filter(({ about }) => about !== 'missing-label')
+    .map((warning) => warning.words)
   for (const warning of [...told, ...words]) {
     report.warnings.push(`${name}: ${warning}`)
   }

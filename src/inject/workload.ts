@@ -79,7 +79,8 @@ const Replicated = z.object({
 })
 
 export interface Warning {
-  readonly about: 'misplaced-annotation' | 'refused' | 'several-replicas' | 'rolling-update'
+  readonly about:
+    'misplaced-annotation' | 'missing-label' | 'refused' | 'several-replicas' | 'rolling-update'
   readonly words: string
 }
 
@@ -99,6 +100,12 @@ export function findWarnings(object: Manifest, injector: Injector): Warning[] {
   }
   const decision = decide(template.pod, injector, template.claimTemplates)
   if (decision.kind === 'ignored') return found
+  if (isOverlooked(template.pod, injector)) {
+    found.push({
+      about: 'missing-label',
+      words: `its Pods start unfenced on a server before 1.28, which asks about labelled Pods only: add ${prefix}/inject: "true" to spec.template.metadata.labels`,
+    })
+  }
   if (decision.kind === 'denied') {
     return [...found, { about: 'refused', words: `its Pods will be refused: ${decision.reason}` }]
   }
@@ -122,6 +129,12 @@ export function findWarnings(object: Manifest, injector: Injector): Warning[] {
     })
   }
   return found
+}
+
+/** Whether a server that calls webhooks by labels would not ask about it. */
+function isOverlooked(pod: Pod, { prefix, kubernetesMinor }: Injector): boolean {
+  if (kubernetesMinor === undefined || kubernetesMinor >= 28) return false
+  return pod.metadata?.labels?.[`${prefix}/inject`] !== 'true' && readFence(pod) === undefined
 }
 
 function member(value: unknown, key: string): unknown {

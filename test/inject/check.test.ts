@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
+import { parse } from 'yaml'
 import { checkManifests, type Finding } from '../../src/inject/check.ts'
 import { injectManifests } from '../../src/inject/manifest.ts'
 import { APP, ENOUGH, INJECTOR, inject, podOf, prefixed, without, type Parts } from './samples.ts'
@@ -268,6 +269,26 @@ describe('workloads', () => {
     assert.deepEqual(ways(misplaced), ['misplaced-annotation'])
     const refused = deployment({ template: { metadata, spec: { ...spec, hostNetwork: true } } })
     assert.deepEqual(ways(refused), ['refused'])
+  })
+
+  test('without the label by which a server before 1.28 knows them', () => {
+    const old = (object: Json, kubernetesMinor: number) => {
+      const checked = checkManifests(JSON.stringify({ kind: 'List', items: [object, POLICY, GOOD_SERVICE] }), { ...INJECTOR, kubernetesMinor }) // prettier-ignore
+      assert.ok(checked.kind === 'checked')
+      return checked.findings.map(({ way }) => way)
+    }
+    assert.deepEqual(old(deployment({}), 27), ['missing-label'])
+    assert.deepEqual(old(deployment({}), 28), [])
+    const labels = { ...(metadata['labels'] as Json), 'fencing-proxy.io/inject': 'true' }
+    const labelled = deployment({ template: { metadata: { ...metadata, labels }, spec } })
+    assert.deepEqual(old(labelled, 27), [])
+    const refused = deployment({ template: { metadata, spec: { ...spec, hostNetwork: true } } })
+    assert.deepEqual(old(refused, 27), ['missing-label', 'refused'])
+    const written = injectManifests(JSON.stringify(deployment({})), { ...INJECTOR, kubernetesMinor: 27 }) // prettier-ignore
+    assert.ok(written.kind === 'injected')
+    assert.doesNotMatch(written.warnings.join(), /label/, 'what is written into the manifest needs none') // prettier-ignore
+    const done: unknown = parse(written.yaml)
+    assert.deepEqual(old(done as Json, 27), [])
   })
 
   test('a ReplicaSet of a Deployment is not looked at twice', () => {

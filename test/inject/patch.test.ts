@@ -134,7 +134,7 @@ describe('what is refused, and with which remedy', () => {
     inject(podOf({ annotations, spec: { terminationGracePeriodSeconds: 31 } }))
   })
 
-  test('redirect without an image for it', () => {
+  test('redirect without an image for it: an injector that lacks what it needs denies (serving #379)', () => {
     const pod = podOf({ annotations: { steering: 'redirect' } })
     assert.match(denial(pod, { redirectImage: undefined }), /needs an image with iptables.*--redirect-image/) // prettier-ignore
   })
@@ -363,7 +363,7 @@ describe('the container', () => {
     assert.deepEqual(containerOf(pod, 'app'), { ...APP, ports: [named('http-app', 8080)] })
   })
 
-  test('finds the app by name when another webhook put a container before it (actions-runner-controller #1264)', () => {
+  test('finds the app by name when another webhook put a container before it (actions-runner-controller #1264), and keeps the order (generic-sidecar-injector #22)', () => {
     const agent = { name: 'agent', image: 'x', ports: [named('agent', 7000)] }
     const pod = podOf({ containers: [agent, APP], annotations: { 'app-port': 'http' } })
     const { spec } = inject(pod, { kubernetesMinor: 30 }).pod

@@ -232,6 +232,12 @@ function actionsOf(container: Container) {
 function portsAreUnique(before: Pod, after: Pod): void {
   const own = containerOf(after, 'fence-proxy').ports ?? []
   assert.equal(own.length, 2)
+  const renamed = before.spec.containers.flatMap(({ name: owner, ports }) =>
+    (ports ?? []).filter(({ name }, i) => name !== containerOf(after, owner).ports?.[i]?.name),
+  )
+  const isNamed = before.metadata?.annotations?.['fencing-proxy.io/steering'] ?? 'named-port'
+  assert.equal(renamed.length, isNamed === 'named-port' ? 1 : 0)
+  for (const { name } of renamed) assert.equal(own[0]?.name, name, 'the sidecar has the old name')
   const all = containersOf(after).flatMap(({ container: { ports } }) => ports ?? []).filter(isTcp) // prettier-ignore
   for (const { name, containerPort } of own) {
     assert.equal(all.filter((one) => one.containerPort === containerPort).length, 1)
