@@ -8,7 +8,7 @@ import { stringify } from 'yaml'
 import { loadConfig, type Loaded } from './config.ts'
 import { addInjectCommand } from './inject/command.ts'
 import { WebhookStartError, type RunningWebhook } from './inject/webhook.ts'
-import { stdoutLog } from './log.ts'
+import { stdoutLog, type Log } from './log.ts'
 import { formatMistake, MISSING } from './mistake.ts'
 import { serve, StartError, type Running } from './serve.ts'
 import type { Flags } from './sources.ts'
@@ -91,17 +91,25 @@ async function runServe(flags: SettingFlags): Promise<void> {
   const stopped = firstStopSignal()
   let running: Running
   try {
-    running = await serve(loaded.config)
+    running = await serve(loaded.config, { log: openLog })
   } catch (error) {
     if (!(error instanceof StartError)) throw error
-    exit(FAILED, error.message)
+    return exit(FAILED, error.message)
   }
   const failure = await Promise.race([stopped, running.died])
-  if (failure instanceof Error) exit(FAILED, failure.message)
+  if (failure instanceof Error) return exit(FAILED, failure.message)
   const end = await Promise.race([running.close(), running.died])
-  if (end instanceof Error) exit(FAILED, end.message)
-  if (end.clean) exit(CLEAN)
-  exit(FAILED, end.why)
+  if (end instanceof Error) return exit(FAILED, end.message)
+  return end.clean ? exit(CLEAN) : exit(FAILED, end.why)
+}
+
+/** Writes down what of the log is not written yet. */
+let flushLog = () => Promise.resolve()
+
+function openLog(level: string): Log {
+  const { log, flush } = stdoutLog(level)
+  flushLog = flush
+  return log
 }
 
 async function serveInjector(start: Promise<RunningWebhook>): Promise<void> {
@@ -111,11 +119,11 @@ async function serveInjector(start: Promise<RunningWebhook>): Promise<void> {
     webhook = await start
   } catch (error) {
     if (!(error instanceof WebhookStartError)) throw error
-    exit(FAILED, error.message)
+    return exit(FAILED, error.message)
   }
   await stopped
   await webhook.close()
-  exit(CLEAN)
+  return exit(CLEAN)
 }
 
 function runCheck(flags: SettingFlags): void {
@@ -150,7 +158,8 @@ function firstStopSignal(): Promise<void> {
   return new Promise((resolve) => {
     let stopping = false
     const onSignal = (signal: NodeJS.Signals) => {
-      if (stopping) exit(FAILED, `${signal} again: stopped at once, without waiting for writes`)
+      if (stopping)
+        void exit(FAILED, `${signal} again: stopped at once, without waiting for writes`)
       stopping = true
       resolve()
     }
@@ -163,8 +172,10 @@ function say(message: string): void {
   process.stderr.write(`fencing-proxy: ${message}\n`)
 }
 
-function exit(code: number, message?: string): never {
+/** Says why, has the log written down, and ends the process. */
+async function exit(code: number, message?: string): Promise<void> {
   if (message !== undefined) say(message)
+  await flushLog()
   process.exit(code)
 }
 
@@ -178,12 +189,12 @@ function version(): string {
 
 // Whoever reads has seen enough (`… --help | head`).
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-  exit(error.code === 'EPIPE' ? CLEAN : FAILED)
+  void exit(error.code === 'EPIPE' ? CLEAN : FAILED)
 })
 
 process.on('uncaughtException', (error: unknown) => {
   const message = error instanceof Error ? error.message : String(error)
-  exit(FAILED, `stopped by an unforeseen error: ${message.replace(/\s*\n\s*/g, ' ')}`)
+  void exit(FAILED, `stopped by an unforeseen error: ${message.replace(/\s*\n\s*/g, ' ')}`)
 })
 
 try {

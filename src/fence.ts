@@ -253,10 +253,12 @@ export class Fence {
     return this.#inflight.overlapping(scope) || this.settlingMs > 0
   }
 
-  /** Fails closed: the mark is what it was, and what needed it higher, or known, is refused. */
+  /**
+   * Fails closed. A crash may still bring the higher mark to the disk, as one that was raised over
+   * nothing; so older tokens are refused, too, until the store says again what the mark is.
+   */
   #refuseRaises(scope: string, claims: Claim[]): void {
-    const mark = this.#marks.get(scope)
-    if (mark !== undefined) this.#decideUpTo(mark, takeDecidable(claims, mark.token))
+    this.#marks.delete(scope)
     for (const claim of claims.splice(0)) {
       claim.cancel()
       claim.resolve({ verdict: 'unavailable' })
@@ -316,6 +318,11 @@ class MarkCache {
     if (young !== undefined) return young
     const old = this.#old.get(scope)
     return old === undefined ? undefined : this.set(scope, old)
+  }
+
+  delete(scope: string): void {
+    this.#young.delete(scope)
+    this.#old.delete(scope)
   }
 
   set(scope: string, mark: Mark): Mark {

@@ -1,5 +1,5 @@
 import { EventEmitter } from 'node:events'
-import type { IncomingMessage, ServerResponse } from 'node:http'
+import { STATUS_CODES, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 import type { Readable } from 'node:stream'
 import { Pool, type Dispatcher } from 'undici'
@@ -146,7 +146,9 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #bodyBegan = false
 
   // One timer serves every wait: signs of life only note the time, and the timer looks at it.
-  #timer: NodeJS.Timeout
+  #timer: NodeJS.Timeout | undefined
+  /** When the timer looks next. Signs of life leave it too early, which costs a look. Never too late. */
+  #looksAt = Infinity
   #awaited: Awaited = 'backend'
   #lastSign = performance.now()
   #expired = false
@@ -158,7 +160,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     this.#outgoing = outgoing
     this.#settings = settings
     this.ended = new Promise((resolve) => (this.#resolve = resolve))
-    this.#timer = setTimeout(this.#look, settings.responseTimeoutMs)
+    this.#lookBy(this.#lastSign + settings.responseTimeoutMs)
 
     const { req, res, framing, fields } = outgoing
     if (req.socket.destroyed) {
@@ -199,7 +201,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       return
     }
     this.#deadline = performance.now() + this.#settings.responseTimeoutMs
-    this.#lookIn(this.#settings.responseTimeoutMs)
+    this.#lookBy(this.#deadline)
     this.#keepUpOrDiscard()
     this.#resumeBackend?.()
   }
@@ -235,7 +237,11 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (this.#discarding || res.destroyed) return true
     if (!this.#sentWhole) dismissBody(req, res)
     res.sendDate = false
-    res.writeHead(status, statusText, answerFields.concat(passedOn(status, rawFields)))
+    res.writeHead(
+      status,
+      phrase(status, statusText),
+      answerFields.concat(passedOn(status, rawFields)),
+    )
     process.nextTick(this.#passHead)
     return true
   }
@@ -331,27 +337,31 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #await(awaited: Awaited): void {
     this.#awaited = awaited
     this.#lastSign = performance.now()
-    // The client may have to be quicker than the backend, which the timer was set for.
-    const { clientTimeoutMs, responseTimeoutMs } = this.#settings
-    if (awaited !== 'backend' && clientTimeoutMs < responseTimeoutMs) this.#lookIn(clientTimeoutMs)
+    this.#lookBy(this.#lastSign + this.#allowedMs())
   }
 
-  #lookIn(ms: number): void {
-    if (this.#over) return
+  /** How long what is awaited may be silent. */
+  #allowedMs(): number {
+    const { clientTimeoutMs, responseTimeoutMs } = this.#settings
+    return this.#awaited === 'backend' ? responseTimeoutMs : clientTimeoutMs
+  }
+
+  /** The timer may be set for a longer wait that came before. */
+  #lookBy(end: number): void {
+    if (this.#over || this.#looksAt <= end) return
+    this.#looksAt = end
     clearTimeout(this.#timer)
     // A timer may fire up to a millisecond early.
-    this.#timer = setTimeout(this.#look, ms + 1)
+    this.#timer = setTimeout(this.#look, end - performance.now() + 1)
   }
 
   readonly #look = (): void => {
     if (this.#over) return
-    const { clientTimeoutMs, responseTimeoutMs } = this.#settings
-    const allowed = this.#awaited === 'backend' ? responseTimeoutMs : clientTimeoutMs
-    const end = Math.min(this.#lastSign + allowed, this.#deadline)
-    const left = end - performance.now()
-    if (left > 0) {
+    this.#looksAt = Infinity
+    const end = Math.min(this.#lastSign + this.#allowedMs(), this.#deadline)
+    if (end > performance.now()) {
       this.#expired = false
-      this.#lookIn(left)
+      this.#lookBy(end)
     } else if (!this.#expired) {
       // After a pause of this process, timers come before what has arrived meanwhile: look once more.
       this.#expired = true
@@ -426,6 +436,14 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     if (ending.kind !== 'answered' && res.headersSent) this.#breakClient()
     this.#resolve(ending)
   }
+}
+
+/**
+ * The backend's reason phrase, or the standard one where it is not ASCII: undici has decoded its bytes
+ * as UTF-8, so that others are lost, and what Node refuses to write must not cost an answer.
+ */
+function phrase(status: number, statusText: string): string {
+  return /^[\t\x20-\x7e]*$/.test(statusText) ? statusText : (STATUS_CODES[status] ?? '')
 }
 
 /** The fields of the backend's answer that go on to the client, names and values in turn. */
@@ -505,14 +523,16 @@ class Upload extends EventEmitter {
 class Collection {
   readonly #req: IncomingMessage
   readonly #exchange: PoolExchange
-  #missing: number
-  #parts: Buffer[] = []
+  readonly #bytes: number
+  /** One for all parts: kept one by one, parts of a byte would take a hundred times their length. */
+  #body: Buffer | undefined
+  #filled = 0
   #over = false
 
   constructor(req: IncomingMessage, bytes: number, exchange: PoolExchange) {
     this.#req = req
     this.#exchange = exchange
-    this.#missing = bytes
+    this.#bytes = bytes
     // As a rule the body came right behind the head, and by the next tick it has been parsed, too.
     process.nextTick(this.#takeWhole)
   }
@@ -524,7 +544,7 @@ class Collection {
 
   readonly #takeWhole = (): void => {
     if (this.#over) return
-    if (this.#req.readableLength === this.#missing) {
+    if (this.#req.readableLength === this.#bytes) {
       this.#over = true
       this.#exchange.uploadCollected(this.#req.read() as Buffer)
       return
@@ -534,11 +554,12 @@ class Collection {
   }
 
   readonly #onData = (part: Buffer): void => {
-    this.#parts.push(part)
-    this.#missing -= part.length
+    this.#body ??= part.length === this.#bytes ? part : Buffer.allocUnsafe(this.#bytes)
+    if (this.#body !== part) part.copy(this.#body, this.#filled)
+    this.#filled += part.length
     this.#exchange.uploadGrows()
-    if (this.#missing > 0) return
+    if (this.#filled < this.#bytes) return
     this.destroy()
-    this.#exchange.uploadCollected(Buffer.concat(this.#parts))
+    this.#exchange.uploadCollected(this.#body)
   }
 }

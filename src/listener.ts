@@ -28,6 +28,7 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
 
   server.on('connection', (socket) => socket.once('close', () => answers.delete(socket)))
   const take = (req: IncomingMessage, res: ServerResponse) => {
+    if (res.socket === null && !mayPipeline(req, res)) return
     answers.set(req.socket, res)
     // It was told to close: no connection is kept for a further request.
     if (!server.listening) res.shouldKeepAlive = false
@@ -39,6 +40,11 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
   const takeSocket = (req: IncomingMessage, socket: Socket, head: Buffer) => {
     // Node lets go of the connection here; answers are written as to any other request.
     socket.on('error', () => socket.destroy())
+    if (answers.get(socket)?.writableFinished === false) {
+      // It would take over a connection on which the answer to an earlier request is still owed.
+      socket.destroy()
+      return
+    }
     const res = new ServerResponse(req)
     res.assignSocket(socket)
     res.shouldKeepAlive = false
@@ -69,6 +75,23 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
     )
   })
   return server
+}
+
+/** Requests that may wait on a connection for the answer to the one before. */
+const MAX_PIPELINED = 100
+const pipelined = new WeakMap<Socket, number>()
+
+/** Counts a request that came behind one not answered yet. False: too many did, and its connection is closed. */
+function mayPipeline({ socket }: IncomingMessage, res: ServerResponse): boolean {
+  const waiting = pipelined.get(socket) ?? 0
+  // Of what was read in one piece, more may come after the end.
+  if (socket.destroyed || waiting >= MAX_PIPELINED) {
+    socket.destroy()
+    return false
+  }
+  pipelined.set(socket, waiting + 1)
+  res.once('socket', () => pipelined.set(socket, (pipelined.get(socket) ?? 1) - 1))
+  return true
 }
 
 /**

@@ -42,8 +42,11 @@ export function stdoutLog(level: string): { log: Log; flush: () => Promise<void>
   destination.flushSync = () => undefined
   const flush = () =>
     new Promise<void>((resolve) => {
-      setTimeout(resolve, FLUSH_WITHIN_MS)
-      destination.flush(() => resolve())
+      const timer = setTimeout(resolve, FLUSH_WITHIN_MS)
+      destination.flush(() => {
+        clearTimeout(timer)
+        resolve()
+      })
     })
   return { log: createLog(level, destination), flush }
 }

@@ -335,6 +335,12 @@ export class Proxy {
     if (write !== undefined) write.onOvertaken = overtake
     const ending = await exchange.ended
     if (write !== undefined) write.onOvertaken = undefined
+    if (ending.kind === 'unsent' && ending.why === 'unreachable') {
+      this.#parts.log.warn(
+        { event: 'backend_unreachable', requestId: id, err: ending.cause },
+        'no connection to the backend',
+      )
+    }
     const code = ending.kind === 'answered' ? ending.status.toString() : ending.why
     metrics.of(mediated?.route ?? 'none').exchanged(code, (performance.now() - started) / 1000)
     return ending

@@ -78,7 +78,7 @@ type ScopePart =
 const READS: ReadonlySet<string> = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE'])
 
 /** In UTF-8. Scopes are keys on disk and travel in fields. */
-const MAX_SCOPE_BYTES = 1024
+export const MAX_SCOPE_BYTES = 1024
 
 export class Routes {
   /** In the order of the configuration: the first that matches counts. */

@@ -43,7 +43,7 @@ export type Stopped =
 
 /** The parts that can be replaced from outside: tests put broken ones in their place. */
 export interface Builders {
-  log(level: string): { log: Log; flush: () => Promise<void> }
+  log(level: string): Log
   clock: Clock
   store(config: Config['store'], events: StoreEvents): Promise<{ store: Store; created: boolean }>
   inflight(settings: BarrierSettings, clock: Clock): InFlight
@@ -51,23 +51,23 @@ export interface Builders {
 }
 
 const BUILDERS: Builders = {
-  log: stdoutLog,
+  log: (level) => stdoutLog(level).log,
   clock: monotonicClock,
   store: openStore,
   inflight: (settings, clock) => new InFlight(settings, clock),
   forwarder: createForwarder,
 }
 
+/** A grant has at least this long to reach the disk, also where takeovers do not wait at all. */
+const LEAST_COMMIT_MS = 1_000
+
 /** The composition root: config → store → fence → servers, and the same in reverse at the end. */
 export async function serve(config: Config, replaced: Partial<Builders> = {}): Promise<Running> {
   const build = { ...BUILDERS, ...replaced }
   const { clock } = build
-  const { log, flush } = build.log(config.log.level)
+  const log = build.log(config.log.level)
   let die: (error: Error) => void = () => undefined
-  const died = new Promise<Error>((resolve) => (die = resolve)).then(async (error) => {
-    await flush()
-    return error
-  })
+  const died = new Promise<Error>((resolve) => (die = resolve))
 
   const metrics = createMetrics({
     scopes: () => store.scopes,
@@ -122,7 +122,10 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     new Leases(
       fence,
       store,
-      { ...config.leases, commitTimeoutMs: config.fence.takeoverTimeoutMs },
+      {
+        ...config.leases,
+        commitTimeoutMs: Math.max(config.fence.takeoverTimeoutMs, LEAST_COMMIT_MS),
+      },
       clock,
       leaseEvents(metrics, log),
     )
@@ -173,8 +176,10 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
   }
   try {
     await openOrExplain(async () => leases?.restore())
-    await listen(listener, 'listen', config.listen)
+    await leaseDoor?.ready()
     await listen(admin.server, 'admin', config.admin, () => admin.ready())
+    // Last: from here on there may be writes in flight, and nothing can fail any more.
+    await listen(listener, 'listen', config.listen)
   } catch (error) {
     await closeServers()
     await store.close(store.stoppedCleanly)
@@ -184,7 +189,16 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     data: addressOf(listener.address()),
     admin: addressOf(admin.server.address()),
   }
-  log.info({ event: 'started', ...addresses, upstream: config.upstream.url }, 'fencing')
+  log.info(
+    {
+      event: 'started',
+      ...addresses,
+      upstream: config.upstream.url,
+      routes: config.routes.map(({ path, mode }) => `${path} (${mode})`),
+      leases: config.leases?.prefix ?? 'off',
+    },
+    'fencing',
+  )
 
   let closing: Promise<Stopped> | undefined
   const close = async () => {
@@ -202,7 +216,6 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
       { event: 'stopped', clean: stopped.clean, err: unrecorded },
       stopped.clean ? 'stopped; nothing is in flight' : 'stopped uncleanly: the next start settles',
     )
-    await flush()
     return stopped
   }
   return { addresses, died, close: () => (closing ??= close()) }

@@ -10,6 +10,8 @@ import type { Ending, Exchange, Forwarder, ForwardSettings, Outgoing } from './f
 export function createTunnel(settings: ForwardSettings): Forwarder {
   const proxy = httpProxy.createProxyServer({ target: settings.url, ws: true })
   const open = new Map<IncomingMessage, Tunnel>()
+  // Errors of a client's socket, told here by http-proxy; what they end, the tunnel sees as a close.
+  proxy.on('error', () => undefined)
   proxy.on('proxyReqWs', (proxyReq, req) => open.get(req)?.watch(proxyReq))
   return {
     send(outgoing) {

@@ -311,6 +311,27 @@ test('a silent backend: 504 unknown at responseTimeout, settles', async (t) => {
   assert.equal(backend.seen.length, 2)
 })
 
+for (const [name, length] of Object.entries({ small: SMALL, large: LARGE })) {
+  test(`a silent backend: 504 at responseTimeout, however long a ${name} body was waited for`, async (t) => {
+    const backend = await startBackend(t, () => undefined)
+    const responseTimeoutMs = 200
+    const proxy = await startProxy(t, backend.url, {
+      clientTimeoutMs: 60_000,
+      upstream: { responseTimeoutMs },
+    })
+    const client = await connect(t, proxy.port)
+    client.send(head(41, length))
+    await until(inFlight(proxy, 1))
+    const since = performance.now()
+    await until(() => performance.now() - since > 2 * responseTimeoutMs)
+    assert.equal(client.received, '', 'the client has clientTimeout')
+    client.send('x'.repeat(Number(/\d+/.exec(length))))
+    await until(() => client.received.includes('\r\n\r\n'))
+    assert.match(client.received, /^HTTP\/1\.1 504 [^]*Fencing-Result: unknown/)
+    assert.equal(backend.seen[0]?.complete, true)
+  })
+}
+
 test('a newer owner cuts off an upload that is not sent whole: 409 superseded, then settles', async (t) => {
   const backend = await startBackend(t)
   const proxy = await startProxy(t, backend.url)
@@ -402,6 +423,33 @@ test('a route that takes each token once: the second is repeated, unless nothing
   const dead = await startProxy(t, 'http://127.0.0.1:1', { routes })
   assert.equal((await write(dead.port, 41)).headers['fencing-result'], 'unreachable')
   assert.equal((await write(dead.port, 41)).headers['fencing-result'], 'unreachable')
+})
+
+for (const second of [
+  'CONNECT api:80 HTTP/1.1\r\nHost: api:80\r\n\r\n',
+  'GET /jobs/17/x HTTP/1.1\r\nHost: api\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+]) {
+  test(`a ${second.slice(0, 7)} pipelined behind a request not answered yet closes its connection, and nothing else`, async (t) => {
+    const { proxy, release } = await holding(t)
+    const client = await connect(t, proxy.port)
+    client.send(head(41, 'Content-Length: 0') + second)
+    await until(() => client.closed || client.ended)
+    release()
+    assert.equal((await write(proxy.port, 42)).status, 200)
+  })
+}
+
+test('a connection may pipeline a hundred requests, not a hundred thousand', async (t) => {
+  const { proxy, release } = await holding(t)
+  const read = 'GET / HTTP/1.1\r\nHost: a\r\n\r\n'
+  const modest = await connect(t, proxy.port)
+  modest.send(head(41, 'Content-Length: 0') + read.repeat(100))
+  const greedy = await connect(t, proxy.port)
+  greedy.send(head(41, 'Content-Length: 0') + read.repeat(2_000))
+  await until(() => greedy.closed || greedy.ended)
+  release()
+  await until(() => (modest.received.match(/HTTP\/1\.1 200/g) ?? []).length === 101)
+  assert.equal((await proxy.close()).clean, true)
 })
 
 test('pipelined writes are taken one after the other, answered in order', async (t) => {

@@ -56,7 +56,7 @@ describe('a faulty disk', { skip: noFaultyDisk, concurrency: 2 }, () => {
     ['eio-fsync', /failed; look at the disk/],
   ]
   for (const [fault, words] of faults) {
-    test(`${fault}: what needs a commit is refused and not forwarded, the old owner goes on; once it is over, all goes on without a restart`, async (t) => {
+    test(`${fault}: what needs a commit is refused and not forwarded, owners go on; once it is over, all goes on without a restart`, async (t) => {
       const { disk, open } = setUp()
       const { forwarded, start } = await open(t)
       const before = await start()
@@ -72,8 +72,13 @@ describe('a faulty disk', { skip: noFaultyDisk, concurrency: 2 }, () => {
       for (let i = 0; i < 3; i++) assertUnavailable(await write(program.port, 42, at(17)))
       assertUnavailable(await write(program.port, 1, at(19)))
       assert.equal(forwarded().length, warm, 'nothing was forwarded')
-      assert.equal((await write(program.port, 41, at(17))).headers['fencing-result'], 'accepted')
-      assertStale(await write(program.port, 40, at(17)), '41')
+      if (fault === 'eio-fsync') {
+        // 42 may be in the file, and a crash would bring it back: nobody is let into its scope.
+        for (const token of [40, 41]) assertUnavailable(await write(program.port, token, at(17)))
+      } else {
+        assert.equal((await write(program.port, 41, at(17))).headers['fencing-result'], 'accepted')
+        assertStale(await write(program.port, 40, at(17)), '41')
+      }
       // Not asked for yet in this run: its mark is on disk only.
       assertStale(await write(program.port, 40, at(18)), '41')
       assert.equal((await write(program.port, 41, at(18))).headers['fencing-result'], 'accepted')
@@ -84,6 +89,7 @@ describe('a faulty disk', { skip: noFaultyDisk, concurrency: 2 }, () => {
       assert.match(JSON.stringify(program.events('store_error')[0]?.['err']), words)
 
       disk.heal()
+      assert.equal((await write(program.port, 41, at(17))).headers['fencing-result'], 'accepted')
       assert.equal(await ready(program), 200)
       assert.equal((await write(program.port, 42, at(17))).headers['fencing-result'], 'accepted')
       assert.equal((await write(program.port, 1, at(19))).headers['fencing-result'], 'accepted')

@@ -155,6 +155,17 @@ test('no history of up to 6 steps of two owners in one scope breaks the promise'
   assert.equal(await searchAll({}, 6), undefined)
 })
 
+test('no history of 4 steps after a takeover that failed on the disk breaks the promise', async () => {
+  const failed: readonly Step[] = [
+    { do: 'arrive', scope: '/a', token: beyondFloats(1n), once: false },
+    { do: 'commit', ok: true },
+    { do: 'end', index: 0, unknown: false },
+    { do: 'arrive', scope: '/a', token: beyondFloats(2n), once: false },
+    { do: 'commit', ok: false },
+  ]
+  assert.equal(await searchAll({}, 4, failed), undefined)
+})
+
 test('no history of arrivals, commits, ends, leavings, crashes and restarts breaks the promise', async () => {
   assert.equal(await search({}, 3_000), undefined)
 })

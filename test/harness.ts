@@ -105,7 +105,7 @@ export async function startProxy(
   const log: Record<string, unknown>[] = []
   const write = (line: string) => void log.push(JSON.parse(line) as Record<string, unknown>)
   const running = await serve(config, {
-    log: (level) => ({ log: createLog(level, { write }), flush: () => Promise.resolve() }),
+    log: (level) => createLog(level, { write }),
     ...builders,
   })
   const port = portOf(running.addresses.data)

@@ -355,6 +355,33 @@ describe('fields', () => {
     assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
   })
 
+  for (const [name, phrase, passedOn] of [
+    ['ASCII', 'Not: "this"', 'Not: "this"'],
+    ['Latin-1', 'Ung\xfcltig', 'Bad Request'],
+    ['UTF-8', 'Ung\xc3\xbcltig \xe2\x82\xac', 'Bad Request'],
+    ['a control character', 'a\x01b', 'Bad Request'],
+    ['nothing', '', ''],
+  ] as const) {
+    test(`a reason phrase with ${name} does not cost the answer; fields pass byte for byte`, async (t) => {
+      const { url } = await startRawBackend(t, (socket) =>
+        socket.once('data', () =>
+          socket.write(
+            `HTTP/1.1 400 ${phrase}\r\nX-A: \xfc \xc3\xbc \xff\r\nContent-Length: 2\r\n\r\nok`,
+            'latin1',
+          ),
+        ),
+      )
+      const proxy = await startProxy(t, url)
+      const client = await connect(t, proxy.port)
+      client.send(head(1, 'Content-Length: 0'))
+      await until(() => client.received.endsWith('ok'))
+      assert.ok(client.received.startsWith(`HTTP/1.1 400 ${passedOn}\r\n`))
+      assert.match(client.received, /\r\nFencing-Result: accepted\r\n/)
+      assert.ok(client.received.includes('\r\nX-A: \xfc \xc3\xbc \xff\r\n'))
+      assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
+    })
+  }
+
   test('a backend that ends its answer with the connection: passed on whole', async (t) => {
     const { url } = await startRawBackend(t, (socket) =>
       socket.once('data', () => socket.end('HTTP/1.0 200 OK\r\n\r\nto the end')),

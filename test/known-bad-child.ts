@@ -7,9 +7,6 @@ import { createKnownBad } from './known-bad.ts'
 const [url = '', dataFolder = ''] = process.argv.slice(2)
 const running = await serve(configFor(url, dataFolder), {
   forwarder: createKnownBad,
-  log: () => ({
-    log: createLog('silent', { write: () => undefined }),
-    flush: () => Promise.resolve(),
-  }),
+  log: () => createLog('silent', { write: () => undefined }),
 })
 process.send?.(running.addresses)

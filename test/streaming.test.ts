@@ -2,6 +2,9 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import http from 'node:http'
 import { test, type TestContext } from 'node:test'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
+import { inFlight } from './exchange-cases.ts'
 import {
   connect,
   head,
@@ -186,4 +189,31 @@ test('each part of a request arrives at once', async (t) => {
   assert.equal(backend.seen[0]?.complete, false)
   client.send('0\r\n\r\n')
   await until(() => client.received.includes('done'))
+})
+
+test('a small body that comes byte by byte takes its length in memory, not a hundred times that', async (t) => {
+  setFlagsFromString('--expose-gc')
+  const collectGarbage = runInNewContext('gc') as () => void
+  const used = () => {
+    collectGarbage()
+    const { heapUsed, arrayBuffers } = process.memoryUsage()
+    return heapUsed + arrayBuffers
+  }
+  const backend = await startBackend(t)
+  const proxy = await startProxy(t, backend.url)
+  const bytes = 16 * 1024
+  const clients = await Promise.all(Array.from({ length: 4 }, () => connect(t, proxy.port)))
+  for (const { send } of clients) send(head(41, `Content-Length: ${bytes}`))
+  await until(inFlight(proxy, clients.length))
+  const before = used()
+  for (let i = 0; i < bytes - 1; i++) {
+    for (const { send } of clients) send('x')
+    // By then the loop has read what was sent.
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  const grown = used() - before
+  assert.ok(grown < clients.length * 20 * bytes, `it grew by ${Math.round(grown / 1024)} KiB`)
+  for (const { send } of clients) send('y')
+  await until(() => clients.every(({ received }) => received.includes('done')))
+  for (const { body } of backend.seen) assert.equal(body, 'x'.repeat(bytes - 1) + 'y')
 })

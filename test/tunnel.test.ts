@@ -361,6 +361,29 @@ describe('an upgrade that does not come about', () => {
   })
 })
 
+test('a client that resets its WebSocket, or goes while the backend sends, ends that tunnel and nothing else', async (t) => {
+  const backend = await startRawBackend(t, (socket) => {
+    socket.write(
+      'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+    )
+    const push = setInterval(() => socket.write('x'.repeat(1000)), 1)
+    socket.once('close', () => clearInterval(push))
+  })
+  const proxy = await startProxy(t, backend.url)
+  for (const leave of ['resetAndDestroy', 'destroy'] as const) {
+    for (let i = 0; i < 5; i++) {
+      const client = await connect(t, proxy.port)
+      client.send(
+        'GET /jobs/17/live HTTP/1.1\r\nHost: api\r\nFencing-Token: 7\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n',
+      )
+      await until(() => client.received.includes('101'))
+      client.socket[leave]()
+      await until(async () => (await proxy.metric('fencing_in_flight')) === 0)
+    }
+  }
+  assert.equal((await proxy.close()).clean, true)
+})
+
 test('a stop closes an open WebSocket at once, lets it settle, and is clean', async (t) => {
   const { backend, proxy, open } = await setUp(t, {})
   const opened = await open(41)

@@ -61,6 +61,7 @@ export class ManualStore implements Store {
   stoppedCleanly = true
   readonly disk = new Map<string, OnDisk>()
   #pending: { act: () => void; fail: () => void }[] = []
+  #remnant: (() => void) | undefined
 
   get scopes(): number {
     return this.disk.size
@@ -105,14 +106,19 @@ export class ManualStore implements Store {
     })
   }
 
+  /** One that fails leaves what it wrote behind; the next that succeeds writes over it. */
   commit(ok: boolean): void {
     const next = this.#pending.shift()
-    if (ok) next?.act()
-    else next?.fail()
+    if (next === undefined) return
+    this.#remnant = ok ? undefined : next.act
+    if (ok) next.act()
+    else next.fail()
   }
 
   /** The process is gone; of what was being committed, the first `kept` reached the disk unseen. */
   crash(kept: number): void {
+    this.#remnant?.()
+    this.#remnant = undefined
     for (const { act } of this.#pending.splice(0).slice(0, kept)) act()
     this.stoppedCleanly = false
   }

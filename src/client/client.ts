@@ -1,12 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-import {
-  LeaseHeldError,
-  LeaseLostError,
-  LeaseUnavailableError,
-  type LossReason,
-  type Problem,
-} from './errors.ts'
-import { Sidecar, parse, problemOf, type Grant } from './sidecar.ts'
+import { LeaseHeldError, LeaseLostError, LeaseUnavailableError, type LossReason } from './errors.ts'
+import { Sidecar, explanationOf, refusalOf, type Grant } from './sidecar.ts'
 import { renewAfterMs, retryAfterMs, waitsOf } from './timing.ts'
 
 export {
@@ -71,7 +65,8 @@ export interface Lease {
    * answer.
    *
    * @throws LeaseLostError where the lease is lost before the answer came, also by this very write
-   *   (409 `stale` or `superseded`); TypeError for another origin than the client's.
+   *   (409 `stale` or `superseded` for the lease's own scope; for another it is the answer);
+   *   TypeError for another origin than the client's.
    */
   fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>
   /**
@@ -88,11 +83,20 @@ export interface Lease {
 export class FencingClient {
   readonly #sidecar: Sidecar
 
-  /** `baseUrl`: the data port of the sidecar. A path that it has is kept. */
+  /**
+   * `baseUrl`: the data port of the sidecar, such as `http://127.0.0.1:8080`. It is an origin.
+   *
+   * @throws TypeError where it has a path.
+   */
   constructor(baseUrl: string | URL, options: ClientOptions = {}) {
     const { prefix = '/_fencing', tokenHeader = 'Fencing-Token', fetch } = options
     const base = new URL(baseUrl)
-    if (!base.pathname.endsWith('/')) base.pathname += '/'
+    if (base.href !== `${base.origin}/`) {
+      throw new TypeError(
+        `The URL of a sidecar is scheme, host and port only, such as http://127.0.0.1:8080; ` +
+          `this one goes on: ${base.origin}${base.pathname}${base.search}${base.hash}`,
+      )
+    }
     // Browsers do not let `fetch` be called as another object's method.
     const send: typeof fetch = (...args) => (fetch ?? globalThis.fetch)(...args)
     this.#sidecar = new Sidecar(base, prefix, tokenHeader, send)
@@ -166,6 +170,10 @@ const RELEASE_WITHIN_MS = 3_000
 class HeldLease implements Lease {
   readonly #sidecar: Sidecar
   readonly #lost = new AbortController()
+  /** Of each request whose answer has not begun. */
+  readonly #unanswered = new Set<AbortController>()
+  /** For the bodies of answers that have begun. */
+  readonly #bodies = new AbortController()
   #grant: Grant
   #renewal: Timer
   #end: Timer
@@ -189,25 +197,17 @@ class HeldLease implements Lease {
   }
 
   get signal(): AbortSignal {
-    if (performance.now() >= this.#grant.until) this.#lose('expired', { cause: this.#failure })
+    if (performance.now() >= this.#grant.until) this.#lose('expired', this.#failure)
     return this.#lost.signal
   }
 
   async fetch(input: string | URL | Request, init: RequestInit = {}): Promise<Response> {
     this.signal.throwIfAborted()
-    try {
-      const response = await this.#sidecar.send(input, init, this.token, this.#lost.signal)
-      const result = response.headers.get('Fencing-Result')
-      if (response.status === 409 && (result === 'stale' || result === 'superseded')) {
-        // Read first: the loss cuts off whatever is under way.
-        this.#lose(result, { problem: problemOf(parse(await response.text())) })
-      }
-      this.#lost.signal.throwIfAborted()
-      return response
-    } catch (error) {
-      this.#lost.signal.throwIfAborted()
-      throw error
-    }
+    const response = await this.#send(input, init)
+    this.#lost.signal.throwIfAborted()
+    const refusal = refusalOf(response, this.scope)
+    if (refusal !== undefined) throw await this.#refused(refusal, response)
+    return response
   }
 
   release(): Promise<void> {
@@ -224,12 +224,41 @@ class HeldLease implements Lease {
     await insist(ttlMs, RELEASE_WITHIN_MS, undefined, () => this.#sidecar.release(this.#grant))
   }
 
+  async #send(input: string | URL | Request, init: RequestInit): Promise<Response> {
+    const unanswered = new AbortController()
+    this.#unanswered.add(unanswered)
+    try {
+      const signals = [unanswered.signal, this.#bodies.signal]
+      return await this.#sidecar.send(input, init, this.token, signals)
+    } catch (error) {
+      this.#lost.signal.throwIfAborted()
+      throw error
+    } finally {
+      this.#unanswered.delete(unanswered)
+    }
+  }
+
+  /** The head says that the lease is lost; the body, which may be long in coming, only says more. */
+  async #refused(why: LossReason, response: Response): Promise<LeaseLostError> {
+    this.#stop(why)
+    const problem = await explanationOf(response)
+    this.#bodies.abort(this.#lost.signal.reason)
+    return new LeaseLostError(this.#grant, why, { problem })
+  }
+
   /** The first loss counts. */
-  #lose(why: LossReason, details: { problem?: Problem; cause?: unknown } = {}): void {
+  #lose(why: LossReason, cause?: unknown): void {
     if (this.#lost.signal.aborted) return
+    this.#stop(why, cause)
+    this.#bodies.abort(this.#lost.signal.reason)
+  }
+
+  #stop(why: LossReason, cause?: unknown): void {
     clearTimeout(this.#renewal)
     clearTimeout(this.#end)
-    this.#lost.abort(new LeaseLostError(this.#grant, why, details))
+    const loss = new LeaseLostError(this.#grant, why, { cause })
+    this.#lost.abort(loss)
+    for (const request of this.#unanswered) request.abort(loss)
   }
 
   #renewLater(ms: number): Timer {
@@ -290,7 +319,8 @@ async function insist<T>(
     } catch (error) {
       if (!(error instanceof LeaseUnavailableError) || performance.now() >= lastAt) throw error
     }
-    await pause(retryAfterMs(ttlMs, Math.random()), signal)
+    const leftMs = lastAt - performance.now()
+    await pause(Math.min(retryAfterMs(ttlMs, Math.random()), leftMs), signal)
   }
 }
 

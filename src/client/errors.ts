@@ -60,7 +60,7 @@ export class LeaseLostError extends LeaseError {
   override readonly name = 'LeaseLostError'
   readonly token: string
   readonly why: LossReason
-  /** The sidecar's answer, where a write came back refused. */
+  /** The sidecar's answer, in what the refused write itself throws. */
   readonly problem: Problem | undefined
 
   constructor(

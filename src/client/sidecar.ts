@@ -1,5 +1,6 @@
+import { readText } from './body.ts'
 import { LeaseHeldError, LeaseRequestError, LeaseUnavailableError, type Problem } from './errors.ts'
-import { ANSWER_WITHIN_MS, parseDuration, renewalTimeoutMs } from './timing.ts'
+import { ANSWER_WITHIN_MS, parseDuration, parseRetryAfterMs, renewalTimeoutMs } from './timing.ts'
 
 /** Who asks for what, as the service takes it. */
 export interface Claim {
@@ -30,7 +31,7 @@ export class Sidecar {
 
   constructor(base: URL, prefix: string, tokenHeader: string, fetch: Fetch) {
     this.#base = base
-    this.#leases = `${base.origin}${base.pathname.replace(/\/$/, '')}${prefix}/leases`
+    this.#leases = `${base.origin}${prefix}/leases`
     this.#tokenHeader = tokenHeader
     this.#fetch = fetch
   }
@@ -43,8 +44,8 @@ export class Sidecar {
     const answer = await this.#ask(scope, 'POST', '', timeoutMs + ANSWER_WITHIN_MS, signal, claim)
     if (answer.status === 409) {
       const { detail = '' } = problemOf(answer.body)
-      const seconds = Number(answer.headers.get('Retry-After') ?? 1)
-      throw new LeaseHeldError(scope, detail, seconds * 1000)
+      const retryAfterMs = parseRetryAfterMs(answer.headers.get('Retry-After'))
+      throw new LeaseHeldError(scope, detail, retryAfterMs)
     }
     return grantOf(answer, scope, sentAt)
   }
@@ -55,7 +56,7 @@ export class Sidecar {
     signal: AbortSignal | undefined,
   ): Promise<Grant | undefined> {
     const sentAt = performance.now()
-    const path = `/${id}/renew`
+    const path = `/${encodeURIComponent(id)}/renew`
     const answer = await this.#ask(scope, 'POST', path, renewalTimeoutMs(ttlMs), signal)
     if (answer.status === 410) return undefined
     const renewed = grantOf(answer, scope, sentAt)
@@ -65,16 +66,17 @@ export class Sidecar {
 
   /** Also where the lease was over before. Rejects with a `LeaseError`. */
   async release({ scope, id, ttlMs }: Grant): Promise<void> {
-    const answer = await this.#ask(scope, 'DELETE', `/${id}`, renewalTimeoutMs(ttlMs), undefined)
+    const path = `/${encodeURIComponent(id)}`
+    const answer = await this.#ask(scope, 'DELETE', path, renewalTimeoutMs(ttlMs), undefined)
     if (answer.status !== 410 && answer.status !== 204) refuse(answer, scope)
   }
 
-  /** A request with the token. Throws a `TypeError` where it would go elsewhere. */
+  /** A request with the token, which any of `signals` ends. Throws a `TypeError` where it would go elsewhere. */
   send(
     input: string | URL | Request,
     init: RequestInit,
     token: string,
-    lost: AbortSignal,
+    signals: readonly AbortSignal[],
   ): Promise<Response> {
     const [target, given]: [URL | Request, Partial<Request>] =
       typeof input === 'string' || input instanceof URL
@@ -92,7 +94,9 @@ export class Sidecar {
       headers,
       // Followed, a redirect could take the token elsewhere: fetch keeps such fields on its way.
       redirect: init.redirect === 'error' ? 'error' : 'manual',
-      signal: own ? AbortSignal.any([lost, own]) : AbortSignal.any([lost]),
+      // A new one each time also since `fetch` leaves a listener on what it is given, until garbage
+      // is collected: on a signal that lives as long as the lease thousands would gather.
+      signal: AbortSignal.any(own ? [...signals, own] : [...signals]),
     })
   }
 
@@ -105,10 +109,15 @@ export class Sidecar {
     signal: AbortSignal | undefined,
     body?: object,
   ): Promise<Answer> {
-    const late = new AbortController()
-    const giveUp = () => late.abort(new Error(`no answer within ${Math.round(timeoutMs)} ms`))
+    // One controller, held by the timer and the caller's signal: `AbortSignal.any` and
+    // `AbortSignal.timeout` hold theirs weakly.
+    const ending = new AbortController()
+    const leave = () => ending.abort(signal?.reason)
+    const giveUp = () => ending.abort(new Error(`no answer within ${Math.round(timeoutMs)} ms`))
     const timer = setTimeout(giveUp, timeoutMs)
+    signal?.addEventListener('abort', leave)
     try {
+      signal?.throwIfAborted()
       const response = await this.#fetch(`${this.#leases}${path}`, {
         ...(body && {
           body: JSON.stringify(body),
@@ -116,21 +125,26 @@ export class Sidecar {
         }),
         method,
         redirect: 'error',
-        signal: AbortSignal.any(signal === undefined ? [late.signal] : [late.signal, signal]),
+        signal: ending.signal,
       })
       const { status, headers } = response
-      const answer: Answer = { status, headers, body: parse(await response.text()) }
+      const answer: Answer = {
+        status,
+        headers,
+        body: parse(await readText(response, ending.signal)),
+      }
       if (status < 500) return answer
       const { detail = '' } = problemOf(answer.body)
       throw new LeaseUnavailableError(scope, `Answered with ${status}. ${detail}`.trimEnd(), status)
     } catch (error) {
       signal?.throwIfAborted()
       if (error instanceof LeaseUnavailableError) throw error
-      const cause = late.signal.aborted ? (late.signal.reason as unknown) : error
+      const cause = ending.signal.aborted ? (ending.signal.reason as unknown) : error
       const message = `No answer of the lease service at ${this.#leases}.`
       throw new LeaseUnavailableError(scope, message, undefined, { cause })
     } finally {
       clearTimeout(timer)
+      signal?.removeEventListener('abort', leave)
     }
   }
 }
@@ -142,6 +156,8 @@ interface Answer {
   readonly body: unknown
 }
 
+const TOKEN = /^\d+(\.\d+)?$/
+
 function grantOf(answer: Answer, scope: string, sentAt: number): Grant {
   const { status, body } = answer
   if (status >= 400) refuse(answer, scope)
@@ -151,6 +167,7 @@ function grantOf(answer: Answer, scope: string, sentAt: number): Grant {
   if (
     typeof id !== 'string' ||
     typeof token !== 'string' ||
+    !TOKEN.test(token) ||
     typeof granted !== 'string' ||
     ttlMs === undefined
   ) {
@@ -172,12 +189,50 @@ function unusable(scope: string, status: number): LeaseUnavailableError {
   )
 }
 
-export function problemOf(body: unknown): Problem {
+/**
+ * What an answer says of a newer owner of `scope`, if it does. The scope counts, for a lease can be
+ * used for a write elsewhere, too, and then says nothing of the lease's own scope.
+ */
+export function refusalOf(
+  { status, headers }: Response,
+  scope: string,
+): 'stale' | 'superseded' | undefined {
+  const result = headers.get('Fencing-Result')
+  if (status !== 409 || (result !== 'stale' && result !== 'superseded')) return undefined
+  return decode(headers.get('Fencing-Scope') ?? '') === scope ? result : undefined
+}
+
+/** How long an explanation is waited for. */
+const EXPLAINED_WITHIN_MS = 1_000
+
+/** What a refusal says of itself; undefined where that does not come soon. */
+export async function explanationOf(response: Response): Promise<Problem | undefined> {
+  const late = new AbortController()
+  const timer = setTimeout(() => late.abort(), EXPLAINED_WITHIN_MS)
+  try {
+    return problemOf(parse(await readText(response, late.signal)))
+  } catch {
+    return undefined
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+function problemOf(body: unknown): Problem {
   return isObject(body) ? body : {}
 }
 
+/** Undefined where `text` is not percent-encoded UTF-8. */
+function decode(text: string): string | undefined {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return undefined
+  }
+}
+
 /** Undefined where `text` is no JSON. */
-export function parse(text: string): unknown {
+function parse(text: string): unknown {
   try {
     return JSON.parse(text) as unknown
   } catch {

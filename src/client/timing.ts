@@ -16,6 +16,11 @@ export function parseDuration(text: string): number | undefined {
   return Math.min(Number(amount) * size, MAX_TIMEOUT_MS)
 }
 
+/** `Retry-After` in seconds; a second where there is none, or a date, which needs a clock that agrees. */
+export function parseRetryAfterMs(field: string | null): number {
+  return field !== null && /^\d{1,9}$/.test(field) ? Number(field) * 1000 : 1000
+}
+
 /**
  * From one renewal to the next: a third of the TTL, or up to a fifth of that less, so that leases
  * that began together do not stay together. `random` is from 0 to 1.

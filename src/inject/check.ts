@@ -41,8 +41,10 @@ export interface Finding {
 export type Checked =
   | {
       readonly kind: 'checked'
-      /** Pods and templates that have a fence, or will have one. */
+      /** Pods and templates that have a fence. */
       readonly fenced: number
+      /** Those that only ask for one, and get it where the injector is installed. */
+      readonly asking: number
       readonly findings: readonly Finding[]
     }
   | { readonly kind: 'unreadable'; readonly mistakes: readonly string[] }
@@ -71,7 +73,8 @@ export function checkManifests(text: string, injector: Injector): Checked {
   for (const subject of fenced) findings.push(...checkPod(subject, policies))
   for (const service of cluster.services) findings.push(...checkService(service, subjects))
   for (const slice of cluster.slices) findings.push(...checkSlice(slice, subjects))
-  return { kind: 'checked', fenced: fenced.length, findings }
+  const asking = fenced.filter(({ foreseen }) => foreseen).length
+  return { kind: 'checked', fenced: fenced.length - asking, asking, findings }
 }
 
 type Fenced = Subject & { readonly fence: Fence }

@@ -85,6 +85,8 @@ interface Named {
 export interface Subject extends Named {
   readonly name: string
   readonly live: boolean
+  /** Of a manifest: it has no fence yet, and is looked at as the injector would make it. */
+  readonly foreseen: boolean
   readonly pod: Pod
   readonly labels: Readonly<Record<string, string>>
   readonly addresses: readonly string[]
@@ -171,6 +173,7 @@ export class Cluster {
       ...named,
       name: metadata?.name ?? '',
       live,
+      foreseen: readFence(template.pod) === undefined && readFence(pod) !== undefined,
       pod,
       labels: pod.metadata?.labels ?? {},
       addresses: (status?.podIPs ?? []).map(({ ip }) => ip),

@@ -17,9 +17,9 @@ export interface Host {
   serve(start: Promise<RunningWebhook>): Promise<void>
 }
 
-const AFTER_HELP = `
+const afterHelp = (image: string) => `
 Examples:
-  fencing-proxy inject -f deployment.yaml | kubectl apply -f -
+  fencing-proxy inject -f deployment.yaml --image registry.example.com/${image} | kubectl apply -f -
   kubectl get pods,services,networkpolicies,endpointslices -A -o json | fencing-proxy inject check -f -
 Exit codes: 0 done (check: no way around the fence shows), 1 refused (check: there is one), 2 usage.`
 
@@ -37,12 +37,12 @@ export function addInjectCommand(program: Command, host: Host): void {
       .enablePositionalOptions()
       // Not a required option: commander would ask for it after `serve` too.
       .option('-f, --file <file>', 'YAML or JSON; - is standard input')
-      .option('--image <image>', 'the image of the sidecar', image)
-      .addHelpText('after', AFTER_HELP),
+      .option('--image <image>', 'the image of the sidecar, as the nodes can pull it', image)
+      .addHelpText('after', afterHelp(image)),
   ).action(async ({ file, ...flags }: Partial<FileFlags> & InjectorFlags) => {
     if (file === undefined)
       return inject.error("error: required option '-f, --file <file>' not specified")
-    host.finish(await over(file, host, (text) => runInject(text, flags)))
+    host.finish(await over(file, host, (text) => runInject(text, flags, file)))
   })
 
   withInjector(
@@ -52,7 +52,7 @@ export function addInjectCommand(program: Command, host: Host): void {
       .requiredOption('-f, --file <file>', 'YAML or JSON; - is standard input')
       .option('--image <image>', 'the image of the sidecar', image),
   ).action(async ({ file, ...flags }: FileFlags) =>
-    host.finish(await over(file, host, (text) => runInjectCheck(text, flags))),
+    host.finish(await over(file, host, (text) => runInjectCheck(text, flags, file))),
   )
 
   withInjector(
@@ -85,8 +85,23 @@ async function over(
   try {
     text = await host.read(file)
   } catch (error) {
-    const reason = error instanceof Error ? error.message : String(error)
-    return { code: 2, output: '', messages: [`-f ${file}: ${reason}`] }
+    return { code: 2, output: '', messages: [`-f ${file}: ${reasonOf(error)}`] }
   }
   return command(text)
+}
+
+function reasonOf(error: unknown): string {
+  const remedy = 'give the path of a manifest, or - for standard input'
+  const code = error instanceof Error && 'code' in error ? error.code : undefined
+  switch (code) {
+    case 'ENOENT':
+    case 'ENOTDIR':
+      return `does not exist; ${remedy}`
+    case 'EISDIR':
+      return `is a directory; ${remedy}`
+    case 'EACCES':
+      return 'may not be read by this user; give it the right to, or pipe it in with -f -'
+    default:
+      return `cannot be read: ${error instanceof Error ? error.message : String(error)}`
+  }
 }

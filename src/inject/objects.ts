@@ -26,7 +26,11 @@ export function parseDocuments(text: string): Documents {
   // No document at all, in yaml's own words.
   if (!Array.isArray(parsed)) return { documents: [] }
   const mistakes = parsed.flatMap(({ errors }) =>
-    errors.map(({ message }) => message.split('\n')[0] ?? ''),
+    errors.map(({ message }) => {
+      // Below it yaml draws the place.
+      const [sentence = ''] = message.split('\n')
+      return `no valid YAML: ${sentence.replace(/:$/, '')}; correct it there`
+    }),
   )
   if (mistakes.length > 0) return { mistakes }
   const isEmpty = ({ contents }: Document.Parsed) => isScalar(contents) && contents.value === null

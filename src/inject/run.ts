@@ -43,8 +43,11 @@ export async function runInjectServe(flags: ServeFlags, log: Log): Promise<Runni
   return startWebhook({ listen, certificate, injector }, log)
 }
 
-/** Code 1: an object is refused, and nothing is written. Code 2: the flags or the text are wrong. */
-export function runInject(text: string, flags: InjectorFlags): Outcome {
+/**
+ * Code 1: an object is refused, and nothing is written. Code 2: the flags or the text are wrong.
+ * `file` is where the text came from.
+ */
+export function runInject(text: string, flags: InjectorFlags, file = '-'): Outcome {
   const injector = readFlags(flags)
   if ('mistakes' in injector) return { code: 2, output: '', messages: injector.mistakes }
   const result = injectManifests(text, injector)
@@ -54,25 +57,33 @@ export function runInject(text: string, flags: InjectorFlags): Outcome {
     case 'refused':
       return { code: 1, output: '', messages: result.reasons }
     case 'unreadable':
-      return { code: 2, output: '', messages: result.mistakes }
+      return unreadable(file, result.mistakes)
   }
 }
 
 /** Code 1: there is a way around the fence. Code 2: the flags or the text are wrong. */
-export function runInjectCheck(text: string, flags: InjectorFlags): Outcome {
+export function runInjectCheck(text: string, flags: InjectorFlags, file = '-'): Outcome {
   const injector = readFlags(flags)
   if ('mistakes' in injector) return { code: 2, output: '', messages: injector.mistakes }
   const checked = checkManifests(text, injector)
-  if (checked.kind === 'unreadable') return { code: 2, output: '', messages: checked.mistakes }
-  const { findings, fenced } = checked
+  if (checked.kind === 'unreadable') return unreadable(file, checked.mistakes)
+  const { findings, fenced, asking } = checked
   const output = findings.map(({ way, object, words }) => `${way}: ${object}: ${words}\n`).join('')
   if (findings.length > 0) return { code: 1, output, messages: [] }
   // Silence could be taken for safety where nothing was looked at.
-  const summary =
-    fenced === 0
-      ? 'nothing here asks for a fence'
-      : `${fenced} ${fenced === 1 ? 'Pod or template is' : 'Pods and templates are'} fenced, and no way around shows`
-  return { code: 0, output: '', messages: [summary] }
+  const messages: string[] = []
+  if (fenced === 1) messages.push('1 Pod or template is fenced, and no way around shows')
+  if (fenced > 1) messages.push(`${fenced} Pods and templates are fenced, and no way around shows`)
+  const then = 'fenced where the injector is installed, and no way around shows then'
+  if (asking === 1) messages.push(`1 Pod or template asks for a fence: it is ${then}`)
+  if (asking > 1) messages.push(`${asking} Pods and templates ask for a fence: they are ${then}`)
+  if (messages.length === 0) messages.push('nothing here asks for a fence')
+  return { code: 0, output: '', messages }
+}
+
+function unreadable(file: string, mistakes: readonly string[]): Outcome {
+  const name = file === '-' ? 'standard input' : file
+  return { code: 2, output: '', messages: mistakes.map((mistake) => `${name}: ${mistake}`) }
 }
 
 function readFlags(flags: InjectorFlags): Injector | { readonly mistakes: readonly string[] } {

@@ -24,7 +24,7 @@ export interface Injector {
 export const DEFAULT_PREFIX = 'fencing-proxy.io'
 
 /** Written by the injector, so not unknown, and not read either: anyone can write them. */
-const WRITTEN = ['status', 'fenced']
+export const WRITTEN = ['status', 'fenced']
 
 const valid = (words: string) => ({ error: `valid: ${words}` })
 
@@ -89,11 +89,12 @@ const Annotations = z
     // Below 1024 an ordinary user may not listen.
     'proxy-port': number(1024, 65535).default(15080),
     'admin-port': number(1024, 65535).default(15081),
-    store: choice('sqlite', 'etcd', 'postgres').default('sqlite'),
+    store: z
+      .literal('sqlite', valid('"sqlite", with one replica; no other store yet'))
+      .default('sqlite'),
     'store-volume': objectName('the name of a volume of the Pod').optional(),
     'store-claim': objectName('the name of a PersistentVolumeClaim').optional(),
     'allow-ephemeral-store': choice('true').optional(),
-    'store-secret': objectName('the name of a Secret').optional(),
     config: objectName('the name of a ConfigMap').optional(),
     scope: scopes.optional(),
     'native-sidecar': choice('auto', 'true', 'false').default('auto'),
@@ -121,11 +122,6 @@ const Annotations = z
         refuse(`${kind}-request`, `valid: at most ${kind}-limit, which is ${limit}`)
       }
     }
-    if (given.store !== 'sqlite') {
-      refuse('store', `not in this version: valid: "sqlite", with one replica`)
-    } else if (given['store-secret'] !== undefined) {
-      refuse('store-secret', 'sqlite has no credentials; remove the key')
-    }
     if (given['store-volume'] !== undefined && given['store-claim'] !== undefined) {
       refuse('store-claim', 'there is a store-volume too; keep one of them')
     }
@@ -142,7 +138,8 @@ const Annotations = z
 
 export type Wanted = z.output<typeof Annotations>
 
-const KEYS = Object.keys(Annotations.shape)
+/** Every annotation that is read, without the prefix. */
+export const KEYS = Object.keys(Annotations.shape)
 
 export type Asked =
   /** Nobody asked for a fence, or somebody asked for none. */

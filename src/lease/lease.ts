@@ -61,6 +61,8 @@ export type Event =
   | { readonly is: 'left'; readonly who: Claimant }
   | { readonly is: 'renewed' }
   | { readonly is: 'released' }
+  /** Its answer did not reach the client. */
+  | { readonly is: 'abandoned' }
   | { readonly is: 'time passed' }
 
 export type Effect =
@@ -179,8 +181,9 @@ function apply(
       return { now: { is: 'held', lease }, queue }
     }
     case 'released':
-      if (holding.is !== 'held') throw new Error('only a lease that is held can be released')
-      effects.push({ do: 'end', lease: holding.lease, why: 'released' })
+    case 'abandoned':
+      if (holding.is !== 'held') throw new Error('only a lease that is held can be given up')
+      effects.push({ do: 'end', lease: holding.lease, why: event.is })
       return { now: { is: 'free' }, queue }
     case 'time passed':
       return tenure

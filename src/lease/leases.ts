@@ -146,6 +146,13 @@ export class Leases {
     return true
   }
 
+  /** The lease is over at once: its answer reached nobody. */
+  abandon(id: string): void {
+    const now = this.#clock.now()
+    const scope = this.#scopeOf(id, now)
+    if (scope !== undefined) this.#take(scope, { is: 'abandoned' }, now)
+  }
+
   /** The lease by which `scope` is held now. */
   find(scope: string): Lease | undefined {
     return this.#look(scope, this.#clock.now())

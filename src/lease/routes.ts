@@ -1,4 +1,3 @@
-import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import fastify, { type FastifyError, type FastifyReply, type FastifyRequest } from 'fastify'
 import { problemOf, type AnswerDetails, type Problem } from '../answer.ts'
@@ -6,6 +5,7 @@ import { onDeparture } from '../departure.ts'
 import { formatDuration, parseDuration } from '../duration.ts'
 import type { Log } from '../log.ts'
 import type { Metrics } from '../metrics.ts'
+import { MAX_SCOPE_BYTES } from '../route.ts'
 import { StoreError } from '../store/store.ts'
 import { formatToken } from '../token.ts'
 import type { Lease } from './lease.ts'
@@ -13,7 +13,9 @@ import type { Leases } from './leases.ts'
 
 /** The lease service on the data port. */
 export interface LeaseDoor {
-  /** Whether a request target, as it came, is for the service and not for the backend. */
+  /** Before the first request. */
+  ready(): Promise<void>
+  /** Whether a request target is for the service and not for the backend. */
   covers(target: string): boolean
   /** Takes a request to its end. */
   handle(req: IncomingMessage, res: ServerResponse, requestId: string): Promise<void>
@@ -21,6 +23,9 @@ export interface LeaseDoor {
 }
 
 const MAX_BODY = 32 * 1024
+
+/** What an absolute-form target has before its path (RFC 9112, 3.2.2). */
+const ORIGIN = /^https?:\/\/[^/?#]*/i
 
 const ACQUIRE = {
   body: {
@@ -64,6 +69,7 @@ export function createLeaseDoor(
   const app = fastify({
     logger: false,
     bodyLimit: MAX_BODY,
+    routerOptions: { maxParamLength: 8192 },
     genReqId: (req) => ids.get(req) ?? '',
     // It listens nowhere: the proxy hands its requests over.
     serverFactory: (handler) => {
@@ -155,12 +161,16 @@ export function createLeaseDoor(
     const wait = duration(body.wait, 0, 0, maxTtlMs)
     if ('mistake' in wait) return refuse(request, reply, 'lease-request', { detail: `wait ${wait.mistake}` }) // prettier-ignore
     const { holder = ip } = body
-    if (!body.scope.isWellFormed() || !holder.isWellFormed()) {
-      const detail = 'scope and holder must be well-formed Unicode.'
+    if (!isText(body.scope) || !isText(holder)) {
+      const detail = 'scope and holder must be well-formed Unicode without control characters.'
       return refuse(request, reply, 'lease-request', { detail })
     }
     // The routes build scopes in this form, too.
     const scope = body.scope.normalize('NFC')
+    if (Buffer.byteLength(scope) > MAX_SCOPE_BYTES) {
+      const detail = `scope must not be longer than ${MAX_SCOPE_BYTES} bytes: no route makes such a one.`
+      return refuse(request, reply, 'lease-request', { detail })
+    }
 
     const acquiring = leases.acquire(scope, {
       ...{ holder, ttlMs: ttl.ms, waitMs: wait.ms, requestId },
@@ -175,7 +185,7 @@ export function createLeaseDoor(
         const { lease } = answer
         reply.raw.once('close', () => {
           // The answer did not reach the connection: nobody knows the lease.
-          if (!reply.raw.writableFinished) leases.release(lease.id).catch(ignoreFailure)
+          if (!reply.raw.writableFinished) leases.abandon(lease.id)
         })
         reply.code(201).header('Location', `${prefix}/leases/${lease.id}`)
         return described(scope, lease)
@@ -229,16 +239,20 @@ export function createLeaseDoor(
   )
 
   return {
+    async ready() {
+      await app.ready()
+    },
     covers(target) {
-      if (!target.startsWith(prefix)) return false
-      const next = target[prefix.length]
+      const path = target.replace(ORIGIN, '')
+      if (!path.startsWith(prefix)) return false
+      const next = path[prefix.length]
       return next === undefined || next === '/' || next === '?'
     },
     async handle(req, res, requestId) {
+      if (res.closed) return
       ids.set(req, requestId)
-      const closed = once(res, 'close')
-      await app.ready()
-      if (res.closed) return // the client did not wait even for that
+      req.url = req.url?.replace(ORIGIN, '')
+      const closed = new Promise((resolve) => res.once('close', resolve))
       take(req, res)
       await closed
     },
@@ -253,6 +267,6 @@ function described(scope: string, { id, token, ttlMs }: Lease): Record<string, s
   return { lease: id, scope, token: formatToken(token), ttl: formatDuration(ttlMs) }
 }
 
-function ignoreFailure(error: unknown): void {
-  if (!(error instanceof StoreError)) throw error
+function isText(text: string): boolean {
+  return text.isWellFormed() && !/\p{Cc}/u.test(text)
 }

@@ -81,7 +81,7 @@ export interface ThreadData {
   readonly create: boolean
 }
 
-/** Rows written between two checkpoints; one page of 4 KiB each at worst, so the `-wal` stays small. */
+/** Rows written between two checkpoints; a few pages of 4 KiB each at worst, so the `-wal` stays small. */
 const CHECKPOINT_AFTER = 4000
 
 interface Mark {
@@ -99,6 +99,13 @@ class Marks {
   readonly #sql: ReturnType<typeof prepare>
   #scopes: number
   #writtenSinceCheckpoint = 0
+  /**
+   * Scopes whose marks a commit that failed at its end (fsync) was to raise, since the last commit that succeeded, with why
+   * it failed. What it wrote may be whole in the `-wal`, and a crash would then bring it back: a
+   * mark that claims to have been raised over nothing. So nothing is said of these scopes before
+   * another commit has written over it.
+   */
+  readonly #doubtful = new Map<string, Failure>()
 
   constructor({ db, path }: OpenedFile) {
     this.#db = db
@@ -114,7 +121,9 @@ class Marks {
   answer(batch: Batch): Outcomes {
     return {
       ...this.#write(batch),
-      reads: batch.reads.map((scope) => this.#attempt(() => this.#read(scope))),
+      reads: batch.reads.map(
+        (scope) => this.#doubtful.get(scope) ?? this.#attempt(() => this.#read(scope)),
+      ),
       lists: batch.lists.map((list) => this.#attempt(() => this.#list(list))),
       leases: batch.leases.map((list) => this.#attempt(() => this.#leases(list))),
       scopes: this.#scopes,
@@ -140,12 +149,20 @@ class Marks {
     const { raises, forgets, probes } = batch
     const rising = new Map<string, Mark>()
     const compared = raises.map((raise) => this.#attempt(() => this.#compare(raise, rising)))
-    if (rising.size === 0 && forgets.length === 0 && probes === 0) {
+    const probe = probes > 0 || this.#asksInDoubt(batch)
+    if (rising.size === 0 && forgets.length === 0 && !probe) {
       return { raises: compared, forgets: undefined, probes: undefined, committed: undefined }
     }
     const started = performance.now()
     const unwritten = new Map<string, Failure>()
-    const failure = this.#failureOf(() => this.#commit(rising, batch, unwritten))
+    let failure: Failure | undefined
+    try {
+      this.#commit(rising, forgets, probe, unwritten)
+    } catch (error) {
+      failure = this.#failure(error)
+      if (mayHaveLanded(error))
+        for (const scope of rising.keys()) this.#doubtful.set(scope, failure)
+    }
     if (this.#db.inTransaction) this.#sql.rollback.run()
     const outcomes = compared.map((outcome, i) => {
       const raise = raises[i] as Raise
@@ -159,6 +176,12 @@ class Marks {
     const seconds = (performance.now() - started) / 1000
     const committed = { seconds, calls }
     return { raises: outcomes, forgets: undefined, probes: undefined, committed }
+  }
+
+  #asksInDoubt({ raises, reads }: Batch): boolean {
+    if (this.#doubtful.size === 0) return false
+    const isDoubtful = (scope: string) => this.#doubtful.has(scope)
+    return raises.some(([scope]) => isDoubtful(scope)) || reads.some(isDoubtful)
   }
 
   /** Compares with the mark as it will be once `rising` is written; adds to that what has to be. */
@@ -181,6 +204,7 @@ class Marks {
 
   /** The outcome where nothing can be written: tokens up to the mark on disk need no commit. */
   #compareOnly(raise: Raise, why: Failure): RaisedTuple | Failure {
+    if (this.#doubtful.has(raise[0])) return why
     const raised = this.#compare(raise, new Map())
     return hasRisen(raised) ? why : raised
   }
@@ -188,11 +212,13 @@ class Marks {
   /** Writes all of `rising` but what SQLite refuses row by row, which goes to `unwritten`. */
   #commit(
     rising: ReadonlyMap<string, Mark>,
-    { forgets, probes }: Batch,
+    forgets: readonly Forget[],
+    probe: boolean,
     unwritten: Map<string, Failure>,
   ): void {
     const raisedAt = Date.now()
     let added = 0
+    let rows = 0
     this.#sql.begin.run()
     for (const [scope, { token, overlapping, isNew, lease }] of rising) {
       try {
@@ -201,8 +227,10 @@ class Marks {
         if (lease !== undefined) {
           const { id, holder, ttlMs } = lease
           this.#sql.keep.run(scope, id, generation, number, holder, ttlMs, raisedAt)
+          rows += 1
         }
         this.#sql.write.run(scope, generation, number, raisedAt, overlapping ? 1 : 0)
+        rows += 1
         if (isNew) added += 1
       } catch (error) {
         // Full disks and failing ones take the whole transaction with them.
@@ -214,10 +242,11 @@ class Marks {
       const { generation, number } = splitToken(token)
       this.#sql.forget.run(scope, generation, number)
     }
-    if (probes > 0) this.#sql.probe.run()
+    if (probe) this.#sql.probe.run()
     this.#sql.commit.run()
     this.#scopes += added
-    this.#writtenSinceCheckpoint += rising.size + forgets.length
+    this.#doubtful.clear()
+    this.#writtenSinceCheckpoint += rows + forgets.length + (probe ? 1 : 0)
   }
 
   #find(scope: string): Mark | undefined {
@@ -262,6 +291,12 @@ class Marks {
   #failure(error: unknown): Failure {
     return { why: error instanceof StoreError ? error.message : explain(error, this.#path) }
   }
+}
+
+/** Whether a commit that failed may be whole in the `-wal`: not where its last page was not written. */
+function mayHaveLanded(error: unknown): boolean {
+  const code = error instanceof Error && 'code' in error ? error.code : undefined
+  return code !== 'SQLITE_FULL' && code !== 'SQLITE_IOERR_WRITE'
 }
 
 type MarkColumns = [generation: bigint, number: bigint, overlapping: bigint]

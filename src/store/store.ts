@@ -12,9 +12,10 @@ import type { Token } from '../token.ts'
  *
  * Failure: `raise` rejects with a `StoreError` when the mark could not be made durable. The mark is
  * then unchanged for every later call in this process, and the caller must treat the write as
- * refused; a crash right after it may still bring the higher mark to the disk, which refuses more,
- * never less. The store goes on: once the fault is gone (space is free again, the disk answers),
- * later calls succeed without a restart.
+ * refused. A crash may still bring the higher mark to the disk, until a later commit has succeeded:
+ * up to then every `raise`, `grant` and `read` of the scope rejects, so that nothing is admitted
+ * under a mark that may not be the one that the next run finds. The store goes on: once the fault is
+ * gone (space is free again, the disk answers), later calls succeed without a restart.
  *
  * Scopes are well-formed Unicode. A lone surrogate has no UTF-8 form: scopes that differ only in
  * such units may share a mark.

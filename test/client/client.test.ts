@@ -1,6 +1,10 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import type { ServerResponse } from 'node:http'
+import { Readable } from 'node:stream'
 import { describe, test, type TestContext } from 'node:test'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import {
   FencingClient,
   LeaseHeldError,
@@ -18,6 +22,7 @@ import {
   startProxy,
   until,
   type Backend,
+  type Seen,
   type TestProxy,
 } from '../harness.ts'
 import { startRelay, type Relay } from './relay.ts'
@@ -25,6 +30,9 @@ import { startRelay, type Relay } from './relay.ts'
 /** The client library against the real service, over a network that the test can disturb. */
 
 const SCOPE = '/jobs/17'
+
+setFlagsFromString('--expose-gc')
+const collectGarbage = runInNewContext('gc') as () => void
 
 interface Site {
   readonly backend: Backend
@@ -64,6 +72,46 @@ async function takeAway({ relay, proxy }: Site): Promise<void> {
     path: `/_fencing/leases/${id}`,
   })
   assert.equal(status, 204)
+}
+
+/** What a service says of a lease that it gives. */
+function grant(scope: string, ttl: string): Record<string, string> {
+  return { lease: 'l', token: '7', scope, ttl }
+}
+
+function grantOf(scope: string, ttl: string): string {
+  return JSON.stringify(grant(scope, ttl))
+}
+
+/** A lease of a service that gives any, and leaves all else to `answer`. */
+async function grantedBy(
+  t: TestContext,
+  scope: string,
+  answer: (seen: Seen) => void,
+): Promise<Lease> {
+  let lease: Lease | undefined
+  t.after(() => lease?.release())
+  const backend = await startBackend(t, (seen) => {
+    if (seen.method === 'DELETE') seen.res.writeHead(204).end()
+    else if (seen.url.startsWith('/_fencing')) seen.res.writeHead(201).end(grantOf(scope, '1h'))
+    else answer(seen)
+  })
+  return (lease = await new FencingClient(backend.url).acquire({ scope }))
+}
+
+/** Blanks without an end, as JSON allows them. */
+function endless(): Readable {
+  const blanks = Buffer.alloc(16_384, ' ')
+  return new Readable({
+    read() {
+      this.push(blanks)
+    },
+  })
+}
+
+function unanswered(error: unknown): error is LeaseUnavailableError {
+  assert.ok(error instanceof LeaseUnavailableError, String(error))
+  return true
 }
 
 function lost(why: LossReason): (error: unknown) => true {
@@ -243,6 +291,71 @@ describe('a lease that is lost', { timeout: 60_000 }, () => {
     await lease.release()
   })
 
+  test('a write elsewhere that comes back stale says nothing of this lease, and is the answer', async (t) => {
+    const { client, other, proxy } = await startSite(t)
+    const lease = await client.acquire({ scope: SCOPE })
+    for (const name of ['18', 'ä%']) {
+      const scope = `/jobs/${name}`
+      for (let owner = 0; owner < 3; owner++) await (await other.acquire({ scope })).release()
+    }
+    const elsewhere = await lease.fetch('/jobs/18', { method: 'PUT' })
+    assert.equal(elsewhere.headers.get('Fencing-Result'), 'stale')
+    const { scope } = (await elsewhere.json()) as { scope: string }
+    assert.equal(scope, '/jobs/18')
+    assert.equal(lease.signal.aborted, false)
+    await lease.fetch('/jobs/17', { method: 'PUT' })
+    assert.ok(await isHeld(proxy.port))
+    await lease.release()
+  })
+
+  test('the scope of a refusal is compared decoded', async (t) => {
+    const fields = { 'Fencing-Result': 'stale', 'Fencing-Scope': '' }
+    const lease = await grantedBy(
+      t,
+      '/jobs/ä b',
+      ({ res }) => void res.writeHead(409, fields).end(),
+    )
+    for (const other of ['', '/jobs/%', '/jobs/%C3%A4', '/jobs/%25C3%25A4%2520b', '%ff']) {
+      fields['Fencing-Scope'] = other
+      assert.equal((await lease.fetch('/', { method: 'PUT' })).status, 409)
+      assert.equal(lease.signal.aborted, false, other)
+    }
+    fields['Fencing-Scope'] = '/jobs/%C3%A4%20b'
+    await assert.rejects(lease.fetch('/', { method: 'PUT' }), lost('stale'))
+  })
+
+  const BODIES: Readonly<Record<string, (res: ServerResponse) => void>> = {
+    stalls: (res) => void res.write('{"highest":'),
+    breaks: (res) => {
+      res.write('{"highest":')
+      setImmediate(() => res.destroy())
+    },
+    'never ends': (res) => void endless().pipe(res),
+    'is no JSON': (res) => void res.end('late'),
+  }
+  for (const [name, answer] of Object.entries(BODIES)) {
+    test(`the head of a refusal is enough: the lease is lost also where the body ${name}`, async (t) => {
+      const lease = await grantedBy(t, SCOPE, ({ url, res }) => {
+        if (url === '/slow') return
+        res.writeHead(409, { 'Fencing-Result': 'superseded', 'Fencing-Scope': SCOPE })
+        res.flushHeaders()
+        answer(res)
+      })
+      const began = performance.now()
+      const slow = lease.fetch('/slow', { method: 'PUT' })
+      const abortedAfterMs = once(lease.signal, 'abort').then(() => performance.now() - began)
+      const slowAfterMs = assert
+        .rejects(slow, lost('superseded'))
+        .then(() => performance.now() - began)
+      await assert.rejects(lease.fetch('/', { method: 'PUT' }), lost('superseded'))
+      const rejectedAfterMs = performance.now() - began
+      assert.ok(rejectedAfterMs < 3_000, `${rejectedAfterMs} ms`)
+      // What is under way is cut off with the loss, and does not wait for the explanation.
+      assert.ok((await abortedAfterMs) < 800, `aborted after ${await abortedAfterMs} ms`)
+      assert.ok((await slowAfterMs) < 800, `cut off after ${await slowAfterMs} ms`)
+    })
+  }
+
   test('an answer that is lost: the renewal is tried again, and the lease lives on', async (t) => {
     const { client, relay, proxy } = await startSite(t)
     const lease = await client.acquire({ scope: SCOPE, ttl: '2s' })
@@ -421,6 +534,122 @@ describe('asking for a lease', { timeout: 60_000 }, () => {
   })
 })
 
+describe('an answer whose head is all that comes', { timeout: 60_000, concurrency: true }, () => {
+  const BODIES: Readonly<Record<string, (res: ServerResponse) => void>> = {
+    stalls: (res) => void res.write('{"lease":'),
+    'never ends': (res) => void endless().pipe(res),
+    drips: (res) => {
+      const drip = setInterval(() => res.write(' '), 50)
+      res.on('close', () => clearInterval(drip))
+    },
+  }
+  for (const [name, answer] of Object.entries(BODIES)) {
+    test(`a body that ${name}: acquire, renewal and release have an end, and so has the connection`, async (t) => {
+      // What is only weakly referenced goes, as it does in the minutes of a real program.
+      const collecting = setInterval(collectGarbage, 200)
+      t.after(() => clearInterval(collecting))
+      let isWell = false
+      const backend = await startBackend(t, ({ res }) => {
+        if (isWell) return void res.writeHead(201).end(grantOf(SCOPE, '1500ms'))
+        res.writeHead(200)
+        res.flushHeaders()
+        answer(res)
+      })
+      const client = new FencingClient(backend.url)
+      const areBroken = () => backend.seen.every(({ res, broken }) => res.writableEnded || broken)
+      await assert.rejects(client.acquire({ scope: SCOPE }), unanswered)
+      await until(areBroken, 'cut off', 2_000)
+      isWell = true
+      const lease = await client.acquire({ scope: SCOPE, ttl: '1500ms' })
+      isWell = false
+      const { why, cause } = await loss(lease)
+      assert.equal(why, 'expired')
+      assert.ok(unanswered(cause))
+      if (name === 'never ends') assert.ok(cause.cause instanceof RangeError, 'by its size')
+      await assert.rejects(lease.release(), unanswered)
+      await until(areBroken, 'cut off', 2_000)
+    })
+  }
+})
+
+describe('answers that are none', { timeout: 60_000 }, () => {
+  test('a signal ends a request also while its body stalls', async (t) => {
+    const backend = await startBackend(t, ({ res }) => void res.writeHead(200).write(' '))
+    const leaving = new AbortController()
+    const { signal } = leaving
+    const rejected = assert.rejects(
+      new FencingClient(backend.url).acquire({ scope: SCOPE, signal }),
+      { name: 'AbortError' },
+    )
+    await until(() => backend.seen.length === 1 && backend.seen[0]?.res.headersSent === true)
+    const began = performance.now()
+    leaving.abort()
+    await rejected
+    assert.ok(performance.now() - began < 2_000)
+  })
+
+  test('a Retry-After that is no number of seconds counts as a second', async (t) => {
+    let field = ''
+    const backend = await startBackend(t, ({ res }) => {
+      res.writeHead(409, { 'Retry-After': field }).end('{}')
+    })
+    const client = new FencingClient(backend.url)
+    for (const [said, ms] of Object.entries({
+      ...{ '7': 7_000, '0': 0, soon: 1_000, '-1': 1_000, '1e9': 1_000, '': 1_000 },
+      'Wed, 21 Oct 2026 07:28:00 GMT': 1_000,
+    })) {
+      field = said
+      await assert.rejects(client.acquire({ scope: SCOPE }), (error) => {
+        assert.ok(error instanceof LeaseHeldError, String(error))
+        assert.equal(error.retryAfterMs, ms, said)
+        return true
+      })
+    }
+  })
+
+  test('a lease id stays one segment of the path, whatever it holds', async (t) => {
+    const id = '../a?b#c/é'
+    const backend = await startBackend(t, ({ method, res }) => {
+      if (method === 'DELETE') res.writeHead(204).end()
+      else res.writeHead(200).end(JSON.stringify({ ...grant(SCOPE, '300ms'), lease: id }))
+    })
+    const lease = await new FencingClient(backend.url).acquire({ scope: SCOPE, ttl: '300ms' })
+    await until(() => backend.seen.length > 1, 'a renewal')
+    await lease.release()
+    const path = `/_fencing/leases/${encodeURIComponent(id)}`
+    assert.equal(backend.seen[1]?.url, `${path}/renew`)
+    assert.equal(backend.seen.at(-1)?.url, path)
+  })
+
+  test('what is no token is no lease', async (t) => {
+    let token = ''
+    const backend = await startBackend(t, ({ res }) => {
+      res.writeHead(201).end(JSON.stringify({ ...grant(SCOPE, '1s'), token }))
+    })
+    const client = new FencingClient(backend.url)
+    for (token of ['', 'x', '-1', '1.', '.1', '1.2.3', '1e3', ' 1', '1\n', '１', '1\r\nX: y']) {
+      await assert.rejects(client.acquire({ scope: SCOPE }), unanswered, JSON.stringify(token))
+    }
+    for (token of ['7', '2.7']) {
+      const lease = await client.acquire({ scope: SCOPE })
+      assert.equal(lease.token, token)
+      await lease.release().catch(() => undefined)
+    }
+  })
+
+  test('a release that fails each time is given up after some seconds, however long the TTL', async (t) => {
+    const backend = await startBackend(t, ({ method, res }) => {
+      if (method === 'DELETE') res.writeHead(503).end()
+      else res.writeHead(201).end(grantOf(SCOPE, '24h'))
+    })
+    const lease = await new FencingClient(backend.url).acquire({ scope: SCOPE })
+    const began = performance.now()
+    await assert.rejects(lease.release(), LeaseUnavailableError)
+    const ms = performance.now() - began
+    assert.ok(ms > 2_900 && ms < 3_600, `${ms} ms`)
+  })
+})
+
 describe('lease.fetch', { timeout: 60_000 }, () => {
   test('takes what fetch takes: URL objects, requests, fields and signals of the caller’s own', async (t) => {
     const { client, relay, backend } = await startSite(t, ({ url, res }) => {
@@ -472,7 +701,23 @@ describe('lease.fetch', { timeout: 60_000 }, () => {
     await lease.release()
   })
 
-  test('a base with a path, a header of another name and a fetch that insists on being a function', async (t) => {
+  test('a base URL that is more than an origin is refused in words', () => {
+    for (const url of ['http://h/x', 'http://h/?x', 'http://h/#x', 'http://u:p@h/', 'file:///x']) {
+      assert.throws(
+        () => new FencingClient(url),
+        (error) => {
+          assert.ok(error instanceof TypeError)
+          assert.match(error.message, /scheme, host and port only/)
+          assert.doesNotMatch(error.message, /u:p/)
+          return true
+        },
+        url,
+      )
+    }
+    for (const url of ['http://h', 'http://h/', 'HTTPS://H:443']) new FencingClient(url)
+  })
+
+  test('another prefix, a header of another name and a fetch that insists on being a function', async (t) => {
     const backend = await startBackend(t)
     const proxy = await startProxy(t, backend.url, {
       leases: { prefix: '/own/leases' },
@@ -483,13 +728,13 @@ describe('lease.fetch', { timeout: 60_000 }, () => {
       assert.ok(this === undefined || this === globalThis)
       return fetch(...args)
     }
-    const client = new FencingClient(`http://127.0.0.1:${proxy.port}/own`, {
-      prefix: '/leases',
+    const client = new FencingClient(`http://127.0.0.1:${proxy.port}`, {
+      prefix: '/own/leases',
       tokenHeader: 'X-Token',
       fetch: strict,
     })
     const lease = await client.acquire({ scope: SCOPE })
-    await lease.fetch('../jobs/17', { method: 'PUT' })
+    await lease.fetch('jobs/17', { method: 'PUT' })
     assert.equal(backend.seen[0]?.headers['x-token'], lease.token)
     await lease.release()
   })

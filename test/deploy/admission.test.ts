@@ -4,13 +4,14 @@ import { evaluate } from '@marcbachmann/cel-js'
 import fc from 'fast-check'
 import { decide } from '../../src/inject/patch.ts'
 import type { Pod } from '../../src/inject/pod.ts'
+import { KEYS, WRITTEN } from '../../src/inject/settings.ts'
 import { INJECTOR, ENOUGH, inject, podOf, prefixed } from '../inject/samples.ts'
 import { at, ofKind, readObjects, type KubernetesObject } from './objects.ts'
-import { lackingTools, renderChart } from './tools.ts'
+import { kubectl, lackingTools, renderChart } from './tools.ts'
 
 /**
- * Which Pods the API server asks the injector about, and which it refuses by itself: the chart's
- * CEL expressions, evaluated here, since no server that knows them can be built here.
+ * Which Pods the API server asks the injector about, and which it refuses by itself: the
+ * CEL expressions of chart and overlay, evaluated here, since no server that knows them can be built here.
  */
 
 const skip = lackingTools()
@@ -41,7 +42,14 @@ function allHold(rules: readonly Rule[], object: unknown): boolean {
 }
 
 async function rulesOf(...settings: string[]) {
-  const objects = readObjects(await renderChart('1.36.2', settings))
+  return rulesIn(readObjects(await renderChart('1.36.2', settings)))
+}
+
+async function rulesOfOverlay() {
+  return rulesIn(readObjects(await kubectl('kustomize', 'deploy/kustomize/overlays/cert-manager')))
+}
+
+function rulesIn(objects: readonly KubernetesObject[]) {
   const list = (object: KubernetesObject, where: string) => at(object, where) as Rule[]
   const conditions = list(ofKind(objects, 'MutatingWebhookConfiguration'), 'webhooks.0.matchConditions') // prettier-ignore
   const policy = ofKind(objects, 'ValidatingAdmissionPolicy')
@@ -62,29 +70,47 @@ const podWith = (annotations?: Record<string, string>, labels?: Record<string, s
   spec: { containers: [{ name: 'app' }] },
 })
 
-describe('the injector is asked', { skip }, () => {
-  const key = 'fencing-proxy.io/inject'
-  const cases: [what: string, pod: Pod, isAsked: boolean][] = [
-    ['not about a Pod without annotations', podWith(), false],
-    ['not about one with others', podWith({ a: 'b' }, { c: 'd' }), false],
-    ['not about one that wants none', podWith({ [key]: 'false', 'fencing-proxy.io/scope': '/a' }), false], // prettier-ignore
-    ['about one that wants a fence', podWith({ [key]: 'true' }), true],
-    ['about a value that is neither', podWith({ [key]: 'yes' }), true],
-    ['about a misspelt key', podWith({ 'fencing-proxy.io/injcet': 'true' }), true],
-    ['about a label alone, which is refused', podWith(undefined, { [key]: 'true' }), true],
-    ['not about a label beside a no', podWith({ [key]: 'false' }, { [key]: 'true' }), false],
-    ['not about a label that is not true', podWith(undefined, { [key]: 'false' }), false],
-    ['not about another prefix', podWith({ 'my.fencing-proxy.io/inject': 'true' }), false],
-  ]
-  for (const [what, pod, isAsked] of cases) {
-    test(what, async () => {
-      const rules = await rulesOf()
-      assert.equal(rules.isAsked(pod), isAsked)
+const key = 'fencing-proxy.io/inject'
+
+const CASES: [what: string, pod: Pod, asks: boolean][] = [
+  ['no annotations', podWith(), false],
+  ['other keys', podWith({ a: 'b' }, { c: 'd' }), false],
+  ['inject: "false"', podWith({ [key]: 'false' }), false],
+  ['inject: "false" beside a misspelt key', podWith({ [key]: 'false', 'fencing-proxy.io/scpoe': '/a' }), false], // prettier-ignore
+  ['inject: "true"', podWith({ [key]: 'true' }), true],
+  ['an inject that is neither', podWith({ [key]: 'yes' }), true],
+  ['an empty inject', podWith({ [key]: '' }), true],
+  ['a misspelt inject', podWith({ 'fencing-proxy.io/injcet': 'true' }), true],
+  ['a misspelt inject beside known keys', podWith({ 'fencing-proxy.io/injcet': 'true', 'fencing-proxy.io/scope': '/a' }), true], // prettier-ignore
+  ['the label alone', podWith(undefined, { [key]: 'true' }), true],
+  ['the label beside other annotations', podWith({ a: 'b' }, { [key]: 'true' }), true],
+  ['the label beside known keys', podWith({ 'fencing-proxy.io/scope': '/a' }, { [key]: 'true' }), true], // prettier-ignore
+  ['the label beside inject: "false"', podWith({ [key]: 'false' }, { [key]: 'true' }), false],
+  ['a label that is not true', podWith(undefined, { [key]: 'false' }), false],
+  ['another prefix', podWith({ 'my.fencing-proxy.io/inject': 'true' }), false],
+  ...[...KEYS, ...WRITTEN]
+    .filter((name) => name !== 'inject')
+    .map((name): [string, Pod, boolean] => [`${name} without inject`, podWith({ [`fencing-proxy.io/${name}`]: 'true' }), false]), // prettier-ignore
+]
+
+/** The webhook is asked about the Pods that the API server refuses where they have no fence. */
+describe('who asks for a fence, for the webhook and for the policy', { skip }, () => {
+  for (const [where, load] of [
+    ['chart', () => rulesOf()],
+    ['overlay', rulesOfOverlay],
+  ] as const) {
+    test(`each case, in the ${where}`, async () => {
+      const { isAsked, isRefused } = await load()
+      for (const [what, pod, asks] of CASES) {
+        const injected = decide(pod, INJECTOR).kind !== 'ignored'
+        const answers = { isAsked: isAsked(pod), isRefused: isRefused(pod), injected }
+        assert.deepEqual(answers, { isAsked: asks, isRefused: asks, injected: asks }, what)
+      }
     })
   }
 
-  test('about every Pod to which it has something to say, whatever the annotations and labels', async () => {
-    const { isAsked } = await rulesOf()
+  test('nobody but those to whom the injector has something to say, whatever annotations and labels', async () => {
+    const { isAsked, isRefused } = await rulesOf()
     const entries = fc.dictionary(
       fc.constantFrom(key, 'fencing-proxy.io/scope', 'fencing-proxy.io/injcet', 'fencing-proxy.io/status', 'other/inject'), // prettier-ignore
       fc.constantFrom('true', 'false', 'True', '', '/jobs/{job}/**'),
@@ -93,19 +119,24 @@ describe('the injector is asked', { skip }, () => {
     fc.assert(
       fc.property(maybe, maybe, (annotations, labels) => {
         const pod = podWith(annotations, labels)
-        if (decide(pod, INJECTOR).kind !== 'ignored') assert.ok(isAsked(pod))
+        const asks = decide(pod, INJECTOR).kind !== 'ignored'
+        assert.equal(isAsked(pod), asks)
+        assert.equal(isRefused(pod), asks)
       }),
       { numRuns: 2_000 },
     )
   })
 
   test('by the prefix of the release', async () => {
-    const { isAsked } = await rulesOf('prefix=fence.example.com')
-    assert.ok(isAsked(podWith({ 'fence.example.com/inject': 'true' })))
-    assert.ok(!isAsked(podWith({ [key]: 'true' })))
+    const { isAsked, isRefused } = await rulesOf('prefix=fence.example.com')
+    for (const asks of [isAsked, isRefused]) {
+      assert.ok(asks(podWith({ 'fence.example.com/inject': 'true' })))
+      assert.ok(asks(podWith(undefined, { 'fence.example.com/inject': 'true' })))
+      assert.ok(!asks(podWith({ [key]: 'true' }, { [key]: 'true' })))
+    }
   })
 
-  test('not about its own Pods, so that it can start while it is down (vault-k8s #258)', async () => {
+  test('not its own Pods, so that it can start while it is down (vault-k8s #258)', async () => {
     const objects = readObjects(await renderChart('1.36.2', ['podAnnotations.a=b']))
     const own = at(ofKind(objects, 'Deployment'), 'spec.template') as object
     const { isAsked, isRefused } = await rulesOf()
@@ -118,7 +149,6 @@ describe('the API server refuses by itself', { skip }, () => {
   test('a Pod that asks for a fence and has none', async () => {
     const { isRefused } = await rulesOf()
     assert.ok(isRefused(podOf()))
-    assert.ok(isRefused(podWith({ 'fencing-proxy.io/inject': 'yes' })))
   })
 
   test('no injected Pod, native or not, redirected or not', async () => {
@@ -138,6 +168,8 @@ describe('the API server refuses by itself', { skip }, () => {
     assert.ok(!isRefused(podWith(prefixed({ scope: '/a' }))), 'the injector ignores it, too')
     const mirrored = { ...prefixed(ENOUGH), 'kubernetes.io/config.mirror': 'x' }
     assert.ok(!isRefused(podWith(mirrored)))
+    const labelled = { 'kubernetes.io/config.mirror': 'x' }
+    assert.ok(!isRefused(podWith(labelled, { [key]: 'true' })))
   })
 
   test('a container that only has the name', async () => {

@@ -50,6 +50,10 @@ describe('the chart', { skip }, () => {
       [[], [...COMMON, ...POLICY, 'Secret']],
       [everything, [...COMMON, ...POLICY, 'Secret', 'ServiceMonitor']],
       [SUPPLIED, [...COMMON, ...POLICY]],
+      [
+        [...SUPPLIED, 'serviceMonitor.enabled=true'],
+        [...COMMON, ...POLICY, 'ServiceMonitor', 'ConfigMap'],
+      ],
       [[issued], [...COMMON, ...POLICY, 'Certificate', 'Issuer']],
       [
         [issued, 'certificate.issuerRef.name=ca'],
@@ -230,6 +234,33 @@ describe('certificates', { skip }, () => {
       at(ofKind(objects, 'MutatingWebhookConfiguration'), 'webhooks.0.clientConfig.caBundle'),
       Buffer.from('-----BEGIN CERTIFICATE-----').toString('base64'),
     )
+  })
+})
+
+describe('Prometheus knows the injector by the CA', { skip }, () => {
+  const monitored = async (...settings: string[]) => {
+    const objects = await render('1.36.2', 'serviceMonitor.enabled=true', ...settings)
+    const [endpoint] = at(ofKind(objects, 'ServiceMonitor'), 'spec.endpoints') as object[]
+    return { objects, ca: at(endpoint, 'tlsConfig.ca') }
+  }
+
+  test('in the Secret that is made with it', async () => {
+    const { objects, ca } = await monitored()
+    assert.deepEqual(ca, { secret: { name: ofKind(objects, 'Secret').metadata.name, key: 'ca.crt' } }) // prettier-ignore
+    assert.ok('ca.crt' in (at(ofKind(objects, 'Secret'), 'data') as object))
+    const issued = await monitored('certificate.source=cert-manager')
+    const name = at(ofKind(issued.objects, 'Certificate'), 'spec.secretName')
+    assert.deepEqual(issued.ca, { secret: { name, key: 'ca.crt' } })
+  })
+
+  test('of the values, where the Secret is one’s own and need not hold it', async () => {
+    const pem = '-----BEGIN CERTIFICATE-----\nMIIB: #\n-----END CERTIFICATE-----\n'
+    const { objects, ca } = await monitored(...SUPPLIED, `certificate.caBundle=${pem}`)
+    const map = ofKind(objects, 'ConfigMap')
+    assert.deepEqual(ca, { configMap: { name: map.metadata.name, key: 'ca.crt' } })
+    assert.deepEqual(map['data'], { 'ca.crt': pem })
+    const service = ofKind(objects, 'Service').metadata.namespace
+    assert.equal(map.metadata.namespace, service)
   })
 })
 

@@ -15,7 +15,7 @@ const FOREIGN: Readonly<Record<string, string>> = {
   'cert-manager.io/v1 Certificate':
     '{ secretName: string; dnsNames: string[]; privateKey: { algorithm: "ECDSA"; rotationPolicy: "Always" }; issuerRef: { name: string; kind?: "Issuer" | "ClusterIssuer"; group?: string } }',
   'monitoring.coreos.com/v1 ServiceMonitor':
-    '{ selector: { matchLabels: Record<string, string> }; endpoints: { port: string; scheme: "https"; interval: string; tlsConfig: { serverName: string; ca: { secret: { name: string; key: string } } } }[] }',
+    '{ selector: { matchLabels: Record<string, string> }; endpoints: { port: string; scheme: "https"; interval: string; tlsConfig: { serverName: string; ca: { secret: { name: string; key: string } } | { configMap: { name: string; key: string } } } }[] }',
 }
 
 /** Fails with every mistake in every object: unknown, missing and mistyped fields. */

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { describe, test } from 'node:test'
 import { loadConfig } from '../../src/config.ts'
 import { decide } from '../../src/inject/patch.ts'
+import { KEYS } from '../../src/inject/settings.ts'
 import { ENOUGH, INJECTOR, APP, containerOf, denial, inject, podOf, prefixed, realPod, without, type Annotations } from './samples.ts' // prettier-ignore
 
 /** Exactly these annotations, none of the usual ones. */
@@ -71,11 +73,11 @@ describe('a value that cannot be read is refused with its key, itself and what i
     ['proxy-port', '15080.5', /a number from 1024 to 65535/],
     ['admin-port', 'admin', /a number from 1024 to 65535/],
     ['admin-port', '15080', /another port than proxy-port/],
-    ['store', 'redis', /"sqlite", "etcd", "postgres"/],
+    ['store', 'redis', /"sqlite", with one replica/],
+    ['store', 'etcd', /"sqlite", with one replica; no other store yet/],
     ['store-volume', 'Data', /the name of a volume/],
     ['store-claim', '_', /the name of a PersistentVolumeClaim/],
     ['allow-ephemeral-store', 'yes', /"true"/],
-    ['store-secret', 'a b', /the name of a Secret/],
     ['config', '', /the name of a ConfigMap/],
     ['scope', 'jobs/{job}', /path patterns such as .*a path begins with \//],
     ['scope', '/jobs/*', /has a \*, which has no name/],
@@ -106,6 +108,15 @@ describe('a value that cannot be read is refused with its key, itself and what i
     assert.match(reason, /store-volumes: unknown key \(did you mean store-volume\?\); valid: inject, app-port/) // prettier-ignore
   })
 
+  test('the keys there are stand in the README, and no others', () => {
+    const [, section = ''] = readFileSync('README.md', 'utf8').split('### Annotations\n')
+    const [table = ''] = section.split('\n### ')
+    const named = [...table.matchAll(/^\| (`[^|]+`) \|/gm)].flatMap(([, keys = '']) =>
+      [...keys.matchAll(/`([a-z-]+)`/g)].map(([, key]) => key),
+    )
+    assert.deepEqual(named.sort(), [...KEYS].sort())
+  })
+
   test('all mistakes are told at once', () => {
     const reason = denial(podOf({ annotations: { 'proxy-port': '1', 'log-level': 'x', oops: '' } }))
     for (const key of ['proxy-port', 'log-level', 'oops']) assert.ok(reason.includes(`/${key}: `))
@@ -118,9 +129,6 @@ describe('a value that cannot be read is refused with its key, itself and what i
 
 describe('what does not go together is refused', () => {
   const cases: [Annotations, RegExp][] = [
-    [{ ...ENOUGH, store: 'etcd' }, /store: "etcd": not in this version/],
-    [{ ...ENOUGH, store: 'postgres', 'store-secret': 'pg' }, /store: "postgres": not in this version/], // prettier-ignore
-    [{ ...ENOUGH, 'store-secret': 'pg' }, /store-secret: "pg": sqlite has no credentials/],
     [{ ...ENOUGH, 'store-claim': 'marks' }, /store-claim: "marks": there is a store-volume too/],
     [{ ...ENOUGH, config: 'fence' }, /scope: "\/jobs\/{job}\/\*\*": the routes are in the ConfigMap/], // prettier-ignore
     [without('scope'), /scope: what is to be fenced is not said/],

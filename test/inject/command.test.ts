@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { readFile, writeFile } from 'node:fs/promises'
 import path from 'node:path'
 import { test, type TestContext } from 'node:test'
@@ -63,10 +64,17 @@ test('inject check -f takes its flags for its own', async (t) => {
 })
 
 test('a file that is not there, and flags that are missing or unknown', async (t) => {
-  const missing = await command(t, '', 'inject', '-f', '/nowhere/x.yaml')
-  assert.ok('output' in missing)
-  assert.equal(missing.code, 2)
-  assert.match(missing.messages.join(), /^-f \/nowhere\/x\.yaml: ENOENT/)
+  const remedy = 'give the path of a manifest, or - for standard input'
+  for (const [file, words] of [
+    ['/nowhere/x.yaml', `does not exist; ${remedy}`],
+    [import.meta.filename + '/x.yaml', `does not exist; ${remedy}`],
+    [import.meta.dirname, `is a directory; ${remedy}`],
+  ] as const) {
+    for (const args of [['inject'], ['inject', 'check']]) {
+      const ended = await command(t, '', ...args, '-f', file)
+      assert.deepEqual(ended, { code: 2, output: '', messages: [`-f ${file}: ${words}`] })
+    }
+  }
   for (const args of [[], ['check'], ['serve'], ['-f'], ['-f', 'FILE', '--nope']]) {
     assert.ok((await command(t, '', 'inject', ...args)) instanceof CommanderError, args.join(' '))
   }
@@ -74,6 +82,32 @@ test('a file that is not there, and flags that are missing or unknown', async (t
   const needsImage = await command(t, '', ...serving)
   assert.ok(needsImage instanceof CommanderError && needsImage.message.includes('--image'))
   assert.ok((await command(t, '', ...serving, '--image', 'x')) instanceof WebhookStartError)
+})
+
+test('text that cannot be read is told with its file, the place and a remedy', async (t) => {
+  for (const args of [['inject'], ['inject', 'check']]) {
+    const unreadable = async (text: string, file: string) => {
+      const ended = await command(t, text, ...args, '-f', file)
+      assert.ok('output' in ended)
+      assert.deepEqual({ ...ended, messages: [] }, { code: 2, output: '', messages: [] })
+      return ended.messages.join('\n')
+    }
+    const broken = `${FENCED}\n---\na: b: c`
+    assert.match(await unreadable(broken, 'FILE'), /^\/\S+\/pod\.yaml: no valid YAML: .* at line 3, column 4; correct it there$/) // prettier-ignore
+    assert.match(await unreadable(broken, '-'), /^standard input: no valid YAML: /)
+    assert.match(await unreadable('a: 1', 'FILE'), /^\/\S+\/pod\.yaml: no object of Kubernetes: /)
+  }
+})
+
+test('the image that the README injects is the one that it builds', () => {
+  const readme = readFileSync('README.md', 'utf8')
+  const built = /docker build -t (\S+) \. && docker push (\S+)/.exec(readme)
+  assert.ok(built)
+  const commands = [...readme.matchAll(/fencing-proxy inject -f [^`]*/g)].map(String)
+  assert.ok(commands.length > 0)
+  for (const one of [built[2], ...commands.map((text) => /--image (\S+)/.exec(text)?.[1])]) {
+    assert.equal(one, built[1])
+  }
 })
 
 test('the exit code tells refused from unreadable', () => {
@@ -85,15 +119,27 @@ test('the exit code tells refused from unreadable', () => {
   assert.equal(runInjectCheck('a: [', flags).code, 2)
 })
 
-test('a check that finds nothing says how much it looked at', () => {
+test('a check that finds nothing says how much it looked at, and what is no fence yet', () => {
   const flags = { image: 'fencing-proxy:1', redirectImage: 'iptables:1' }
-  const redirected = JSON.stringify({ kind: 'Pod', ...podOf({ annotations: { steering: 'redirect' } }) }) // prettier-ignore
-  assert.deepEqual(runInjectCheck(redirected, flags), {
-    code: 0,
-    output: '',
-    messages: ['1 Pod or template is fenced, and no way around shows'],
-  })
-  assert.deepEqual(runInjectCheck('', flags).messages, ['nothing here asks for a fence'])
+  const asking = JSON.stringify({ kind: 'Pod', ...podOf({ annotations: { steering: 'redirect' } }) }) // prettier-ignore
+  const fenced = runInject(asking, flags).output
+  const isFenced = '1 Pod or template is fenced, and no way around shows'
+  const asks = '1 Pod or template asks for a fence: it is fenced where the injector is installed, and no way around shows then' // prettier-ignore
+  const cases: [documents: string[], messages: string[]][] = [
+    [[], ['nothing here asks for a fence']],
+    [[fenced], [isFenced]],
+    [[asking], [asks]],
+    [
+      [asking, fenced],
+      [isFenced, asks],
+    ],
+    [[fenced, fenced], ['2 Pods and templates are fenced, and no way around shows']],
+    [[asking, asking], ['2 Pods and templates ask for a fence: they are fenced where the injector is installed, and no way around shows then']], // prettier-ignore
+  ]
+  for (const [documents, messages] of cases) {
+    const ended = runInjectCheck(documents.join('\n---\n'), flags)
+    assert.deepEqual(ended, { code: 0, output: '', messages })
+  }
 })
 
 test('the version is read as Kubernetes tools write it', () => {

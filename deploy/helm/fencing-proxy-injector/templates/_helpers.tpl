@@ -32,3 +32,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $byAnnotation := semverCompare ">=1.28-0" .Capabilities.KubeVersion.Version }}
 {{- if ne .Values.selection "auto" }}{{ .Values.selection }}{{ else if $byAnnotation }}annotation{{ else }}label{{ end }}
 {{- end }}
+
+{{/*
+Whether a Pod asks for a fence, in CEL: what the injector does not ignore. Its known keys ask for
+nothing without inject; another key may be a misspelt inject; the label alone is a mistake.
+*/}}
+{{- define "injector.asks" -}}
+has(object.metadata.annotations) && '{{ .Values.prefix }}/inject' in object.metadata.annotations
+? object.metadata.annotations['{{ .Values.prefix }}/inject'] != 'false'
+: (has(object.metadata.annotations) && object.metadata.annotations.exists(key,
+key.startsWith('{{ .Values.prefix }}/') && !key.matches('/(app-port|container|steering|proxy-port|admin-port|store|store-volume|store-claim|allow-ephemeral-store|config|scope|native-sidecar|cpu-request|cpu-limit|memory-request|memory-limit|image|log-level|shutdown-grace-seconds|status|fenced)$'))) ||
+(has(object.metadata.labels) && '{{ .Values.prefix }}/inject' in object.metadata.labels &&
+object.metadata.labels['{{ .Values.prefix }}/inject'] == 'true')
+{{- end }}
