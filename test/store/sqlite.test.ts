@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { existsSync, mkdirSync, readdirSync, statSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { afterEach, describe, test } from 'node:test'
 import type { Worker } from 'node:worker_threads'
@@ -73,6 +73,25 @@ describe('an SQLite store over several runs', () => {
     assert.equal((await third.leases()).length, 3)
     await third.close(true)
   })
+
+  test(
+    'the -wal of a store that is only probed stays small',
+    { skip: !existsSync('/dev/shm') },
+    async () => {
+      // Where a sync costs nothing: it takes thousands of them.
+      const memory = mkdtempSync('/dev/shm/fencing-')
+      try {
+        const path = join(memory, 'fence.db')
+        const { store } = await open(path)
+        for (let i = 0; i < 9_000; i++) await store.probe()
+        const { size } = statSync(`${path}-wal`)
+        assert.ok(size < 20_000_000, `${size} bytes`)
+        await store.close(true)
+      } finally {
+        rmSync(memory, { recursive: true })
+      }
+    },
+  )
 
   test('grants, forgets and raises that come together share a commit, and each is counted', async () => {
     const commits: number[] = []
