@@ -11,6 +11,8 @@ import type { Proxy } from './proxy.ts'
 export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
   /** The newest answer of each connection. */
   const answers = new Map<Duplex, ServerResponse>()
+  /** How many requests of a connection wait for their turn. */
+  const pipelined = new WeakMap<Socket, number>()
   const server = createServer({
     IncomingMessage: Request,
     headersTimeout: clientTimeoutMs,
@@ -28,7 +30,7 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
 
   server.on('connection', (socket) => socket.once('close', () => answers.delete(socket)))
   const take = (req: IncomingMessage, res: ServerResponse) => {
-    if (res.socket === null && !mayPipeline(req, res)) return
+    if (res.socket === null && !mayPipeline(pipelined, req, res)) return
     answers.set(req.socket, res)
     // It was told to close: no connection is kept for a further request.
     if (!server.listening) res.shouldKeepAlive = false
@@ -79,10 +81,13 @@ export function createListener(proxy: Proxy, clientTimeoutMs: number): Server {
 
 /** Requests that may wait on a connection for the answer to the one before. */
 const MAX_PIPELINED = 100
-const pipelined = new WeakMap<Socket, number>()
 
 /** Counts a request that came behind one not answered yet. False: too many did, and its connection is closed. */
-function mayPipeline({ socket }: IncomingMessage, res: ServerResponse): boolean {
+function mayPipeline(
+  pipelined: WeakMap<Socket, number>,
+  { socket }: IncomingMessage,
+  res: ServerResponse,
+): boolean {
   const waiting = pipelined.get(socket) ?? 0
   // Of what was read in one piece, more may come after the end.
   if (socket.destroyed || waiting >= MAX_PIPELINED) {
