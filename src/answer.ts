@@ -65,6 +65,11 @@ export const REFUSALS = {
     detail:
       'The token is higher than every one issued for this scope. Nothing was forwarded. Take a lease of exactly this scope; its token is the one to send.',
   },
+  incomplete: {
+    status: 408,
+    title: 'The request body did not arrive in time',
+    detail: 'Nothing was forwarded. Send the request again, without long pauses.',
+  },
   unscoped: {
     status: 400,
     title: 'The request does not name its scope',
@@ -195,7 +200,7 @@ export interface AnswerDetails {
   /** In the place of the table's. */
   readonly detail?: string | undefined
   /** Overrides the table's, where one result has several (`unknown`: 502 or 504). */
-  readonly status?: number
+  readonly status?: number | undefined
   readonly scope?: string | undefined
   readonly token?: Token | undefined
   /** The scope's mark. */

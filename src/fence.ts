@@ -56,7 +56,8 @@ interface Claim {
   /** False in observe mode: decided and recorded, but kept out of the barrier. */
   readonly enters: boolean
   readonly resolve: (decision: Decision) => void
-  readonly cancel: () => void
+  /** When it gives up, by the fence's clock. */
+  readonly until: number
 }
 
 /** A scope whose mark is being raised, or read to begin with. */
@@ -82,6 +83,7 @@ export class Fence {
   readonly #events: FenceEvents
   readonly #marks: MarkCache
   readonly #rising = new Map<string, Rising>()
+  #cancelGivingUp: (() => void) | undefined
   /** Until then nobody knows what the process before this one left in flight. */
   readonly #settlesUntil: number
 
@@ -170,12 +172,25 @@ export class Fence {
 
   #waitIn(claims: Claim[], write: Write, enters: boolean): Promise<Decision> {
     return new Promise((resolve) => {
-      const cancel = this.#clock.after(this.#settings.takeoverTimeoutMs, () => {
-        claims.splice(claims.indexOf(claim), 1)
-        resolve({ verdict: 'unavailable' })
-      })
-      const claim: Claim = { write, enters, resolve, cancel }
-      claims.push(claim)
+      const until = this.#clock.now() + this.#settings.takeoverTimeoutMs
+      claims.push({ write, enters, resolve, until })
+      if (this.#cancelGivingUp === undefined) this.#giveUpAt(until)
+    })
+  }
+
+  /** One timer for the claims of all scopes: all wait equally long, so whoever came first gives up first. */
+  #giveUpAt(until: number): void {
+    this.#cancelGivingUp = this.#clock.after(until - this.#clock.now(), () => {
+      this.#cancelGivingUp = undefined
+      const now = this.#clock.now()
+      let next = Infinity
+      for (const { claims } of this.#rising.values()) {
+        for (const { resolve } of takeOut(claims, ({ until }) => until <= now)) {
+          resolve({ verdict: 'unavailable' })
+        }
+        next = Math.min(next, claims[0]?.until ?? Infinity)
+      }
+      if (next !== Infinity) this.#giveUpAt(next)
     })
   }
 
@@ -195,6 +210,9 @@ export class Fence {
       }
     }
     this.#rising.delete(scope)
+    if (this.#rising.size > 0) return
+    this.#cancelGivingUp?.()
+    this.#cancelGivingUp = undefined
   }
 
   /**
@@ -207,7 +225,10 @@ export class Fence {
     const mark = this.#learn(scope, raised)
     const { from } = raised
     if (raised.mark !== from && from !== undefined) this.#events.takeover(first.write, from)
-    this.#decideUpTo(mark, takeDecidable(claims, mark.token))
+    this.#decideUpTo(
+      mark,
+      takeOut(claims, ({ write }) => write.token <= mark.token),
+    )
   }
 
   async #raiseByGrant(scope: string, claims: Claim[], { lease, resolve }: Grant): Promise<void> {
@@ -235,8 +256,7 @@ export class Fence {
   }
 
   #decideUpTo(mark: Mark | undefined, claims: Claim[]): void {
-    for (const { write, enters, cancel, resolve } of claims) {
-      cancel()
+    for (const { write, enters, resolve } of claims) {
       resolve(
         mark === undefined
           ? { verdict: 'unissued', highest: undefined }
@@ -259,10 +279,7 @@ export class Fence {
    */
   #refuseRaises(scope: string, claims: Claim[]): void {
     this.#marks.delete(scope)
-    for (const claim of claims.splice(0)) {
-      claim.cancel()
-      claim.resolve({ verdict: 'unavailable' })
-    }
+    for (const { resolve } of claims.splice(0)) resolve({ verdict: 'unavailable' })
   }
 
   /**
@@ -286,12 +303,12 @@ export class Fence {
   }
 }
 
-/** Removes and returns the claims that a mark decides; those with higher tokens stay. */
-function takeDecidable(claims: Claim[], mark: Token): Claim[] {
-  const decidable = claims.filter(({ write }) => write.token <= mark)
-  const higher = claims.filter(({ write }) => write.token > mark)
-  claims.splice(0, claims.length, ...higher)
-  return decidable
+/** Removes and returns the claims for which `goes` holds; the others stay in order. */
+function takeOut(claims: Claim[], goes: (claim: Claim) => boolean): Claim[] {
+  const taken = claims.filter(goes)
+  const left = claims.filter((claim) => !goes(claim))
+  claims.splice(0, claims.length, ...left)
+  return taken
 }
 
 interface Mark {

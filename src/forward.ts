@@ -5,7 +5,7 @@ import type { Readable } from 'node:stream'
 import { Pool, type Dispatcher } from 'undici'
 import { dismissBody } from './answer.ts'
 import { onDeparture } from './departure.ts'
-import { endToEnd } from './fields.ts'
+import { endToEnd, namesOf } from './fields.ts'
 import type { Framing } from './framing.ts'
 
 /**
@@ -104,9 +104,57 @@ export function createForwarder(settings: ForwardSettings): Forwarder {
     bodyTimeout: 0,
     connect: { timeout: Math.min(CONNECT_TIMEOUT_MS, settings.responseTimeoutMs) },
   })
+  const watch = new Watch()
   return {
-    send: (outgoing) => new PoolExchange(pool, outgoing, settings),
+    send: (outgoing) => new PoolExchange(pool, outgoing, settings, watch),
     close: () => pool.destroy(),
+  }
+}
+
+/**
+ * One timer for the waits of all exchanges. It is set for the earliest end of one; a sign of life
+ * leaves it too early, which costs a look at each, and at most one such look a `responseTimeout` for each.
+ */
+class Watch {
+  /**
+   * Not a Set: what is added and deleted all the time leaves its outgrown tables in V8's old
+   * generation, and those hold on to every exchange that they name until a full collection.
+   */
+  readonly #exchanges: PoolExchange[] = []
+  #looksAt = Infinity
+  #timer: NodeJS.Timeout | undefined
+
+  add(exchange: PoolExchange): void {
+    exchange.place = this.#exchanges.push(exchange) - 1
+  }
+
+  delete(exchange: PoolExchange): void {
+    const last = this.#exchanges.pop()
+    if (last === undefined || last === exchange) return
+    this.#exchanges[exchange.place] = last
+    last.place = exchange.place
+  }
+
+  /** Looks no later than when the clock reads `end`. */
+  lookBy(end: number): void {
+    if (this.#looksAt <= end) return
+    this.#looksAt = end
+    clearTimeout(this.#timer)
+    // A timer may fire up to a millisecond early. It keeps nothing alive: connections do.
+    this.#timer = setTimeout(this.#look, end - performance.now() + 1).unref()
+  }
+
+  readonly #look = (): void => {
+    this.#looksAt = Infinity
+    const now = performance.now()
+    let again = false
+    for (const exchange of [...this.#exchanges]) {
+      const end = exchange.look(now)
+      if (end > now) this.lookBy(end)
+      else again = true
+    }
+    // After a pause of this process, timers come before what has arrived meanwhile.
+    if (again) setImmediate(this.#look)
   }
 }
 
@@ -145,22 +193,25 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #status = 0
   #bodyBegan = false
 
-  // One timer serves every wait: signs of life only note the time, and the timer looks at it.
-  #timer: NodeJS.Timeout | undefined
-  /** When the timer looks next. Signs of life leave it too early, which costs a look. Never too late. */
-  #looksAt = Infinity
+  // Signs of life only note the time; the watch looks at it.
+  readonly #watch: Watch
+  /** Where the watch keeps it. */
+  place = 0
   #awaited: Awaited = 'backend'
   #lastSign = performance.now()
+  /** At the last look there was nothing to wait for any longer. */
   #expired = false
   /** Once overtaken: the end, whatever happens. */
   #deadline = Infinity
 
-  constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings) {
+  constructor(pool: Pool, outgoing: Outgoing, settings: ForwardSettings, watch: Watch) {
     this.#pool = pool
     this.#outgoing = outgoing
     this.#settings = settings
+    this.#watch = watch
     this.ended = new Promise((resolve) => (this.#resolve = resolve))
-    this.#lookBy(this.#lastSign + settings.responseTimeoutMs)
+    watch.add(this)
+    watch.lookBy(this.#lastSign + settings.responseTimeoutMs)
 
     const { req, res, framing, fields } = outgoing
     if (req.socket.destroyed) {
@@ -201,7 +252,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
       return
     }
     this.#deadline = performance.now() + this.#settings.responseTimeoutMs
-    this.#lookBy(this.#deadline)
+    this.#watch.lookBy(this.#deadline)
     this.#keepUpOrDiscard()
     this.#resumeBackend?.()
   }
@@ -337,7 +388,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #await(awaited: Awaited): void {
     this.#awaited = awaited
     this.#lastSign = performance.now()
-    this.#lookBy(this.#lastSign + this.#allowedMs())
+    this.#watch.lookBy(this.#lastSign + this.#allowedMs())
   }
 
   /** How long what is awaited may be silent. */
@@ -346,28 +397,24 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
     return this.#awaited === 'backend' ? responseTimeoutMs : clientTimeoutMs
   }
 
-  /** The timer may be set for a longer wait that came before. */
-  #lookBy(end: number): void {
-    if (this.#over || this.#looksAt <= end) return
-    this.#looksAt = end
-    clearTimeout(this.#timer)
-    // A timer may fire up to a millisecond early.
-    this.#timer = setTimeout(this.#look, end - performance.now() + 1)
+  /**
+   * Ends what has waited too long at two looks in turn. Returns until when it may wait; a time that
+   * has passed asks for another look.
+   */
+  look(now: number): number {
+    const expired = this.#waitsUntil <= now
+    if (!expired || !this.#expired) {
+      this.#expired = expired
+      return this.#waitsUntil
+    }
+    this.#expired = false
+    if (this.#deadline <= now) this.#breakOff({ kind: 'unknown', why: 'timeout' })
+    else this.#onSilence()
+    return this.#over ? Infinity : this.#waitsUntil
   }
 
-  readonly #look = (): void => {
-    if (this.#over) return
-    this.#looksAt = Infinity
-    const end = Math.min(this.#lastSign + this.#allowedMs(), this.#deadline)
-    if (end > performance.now()) {
-      this.#expired = false
-      this.#lookBy(end)
-    } else if (!this.#expired) {
-      // After a pause of this process, timers come before what has arrived meanwhile: look once more.
-      this.#expired = true
-      setImmediate(this.#look)
-    } else if (end === this.#deadline) this.#breakOff({ kind: 'unknown', why: 'timeout' })
-    else this.#onSilence()
+  get #waitsUntil(): number {
+    return Math.min(this.#lastSign + this.#allowedMs(), this.#deadline)
   }
 
   #onSilence(): void {
@@ -429,7 +476,7 @@ class PoolExchange implements Exchange, Dispatcher.DispatchHandler {
   #finish(ending: Ending): void {
     if (this.#over) return
     this.#over = true
-    clearTimeout(this.#timer)
+    this.#watch.delete(this)
     this.#upload?.destroy()
     this.#stopWatching?.()
     const { res } = this.#outgoing
@@ -449,7 +496,7 @@ function phrase(status: number, statusText: string): string {
 /** The fields of the backend's answer that go on to the client, names and values in turn. */
 function passedOn(status: number, rawFields: readonly Buffer[]): string[] {
   const fields = rawFields.map((field) => field.toString('latin1'))
-  return endToEnd(fields, status === 204 ? isOursOrLength : isOurs)
+  return endToEnd(fields, namesOf(fields), status === 204 ? isOursOrLength : isOurs)
 }
 
 /** What the proxy alone says. */

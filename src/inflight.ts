@@ -62,15 +62,24 @@ interface Settling {
   readonly until: number
 }
 
-interface Scope {
+/**
+ * Lists, not Sets: what is added to a Set and deleted all the time leaves its outgrown tables in V8's
+ * old generation, and those hold on to every write that they name until a full collection.
+ */
+class Scope {
   /** The newest token that entered; those sending or waiting have this one. */
   newest: Token
-  readonly sending: Set<Write>
+  sending: Write[] = []
   /** Let through before a newer token came, and not ended yet. */
-  readonly older: Set<Write>
-  readonly waiting: Set<Write>
-  settling: Settling[]
+  readonly older: Write[] = []
+  /** In the order of their arrival. */
+  readonly waiting: Write[] = []
+  settling: Settling[] = []
   cancelWake: (() => void) | undefined
+
+  constructor(newest: Token) {
+    this.newest = newest
+  }
 }
 
 export interface BarrierSettings {
@@ -109,10 +118,10 @@ export class InFlight {
     const scope = this.#scopes.get(write.scope) ?? this.#open(write.scope, write.token)
     if (!this.#mustWait(scope)) {
       write.place = SENDING
-      scope.sending.add(write)
-    } else if (scope.waiting.size < this.#settings.maxWaiting) {
+      scope.sending.push(write)
+    } else if (scope.waiting.length < this.#settings.maxWaiting) {
       write.place = { at: 'waiting', since: this.#clock.now() }
-      scope.waiting.add(write)
+      scope.waiting.push(write)
     } else return false
     return true
   }
@@ -122,15 +131,14 @@ export class InFlight {
     const scope = this.#scopes.get(name)
     if (scope === undefined || token <= scope.newest) return
     scope.newest = token
-    for (const write of scope.waiting) {
+    for (const write of [...scope.waiting]) {
       write.overtakenBy = token
       this.#stopWaiting(scope, write, 'stale')
     }
-    const overtaken = [...scope.sending]
-    scope.sending.clear()
-    for (const write of overtaken) scope.older.add(write)
+    for (const write of scope.sending) scope.older.push(write)
+    scope.sending = []
     // Also those that an earlier takeover told already: they learn the newest token.
-    for (const write of scope.older) {
+    for (const write of [...scope.older]) {
       const first = write.overtakenBy === undefined
       write.overtakenBy = token
       if (first) write.onOvertaken?.(token)
@@ -178,8 +186,8 @@ export class InFlight {
     if (write.place.at !== 'sending') throw new Error('a write ends once, after its turn')
     const scope = this.#scopeOf(write)
     write.place = OUTSIDE
-    scope.sending.delete(write)
-    scope.older.delete(write)
+    remove(scope.sending, write)
+    remove(scope.older, write)
     if (outcome === 'unknown') {
       this.#settle(scope, write.token, this.#clock.now() + this.#settings.settleMs)
     }
@@ -201,7 +209,7 @@ export class InFlight {
   overlapping(name: string): boolean {
     const scope = this.#scopes.get(name)
     if (scope === undefined) return false
-    return scope.sending.size > 0 || scope.older.size > 0 || scope.settling.length > 0
+    return scope.sending.length > 0 || scope.older.length > 0 || scope.settling.length > 0
   }
 
   state(name: string): ScopeState {
@@ -209,8 +217,8 @@ export class InFlight {
     if (scope === undefined) return { inFlight: 0, waiting: 0, settlingMs: 0 }
     const now = this.#clock.now()
     return {
-      inFlight: scope.sending.size + scope.older.size,
-      waiting: scope.waiting.size,
+      inFlight: scope.sending.length + scope.older.length,
+      waiting: scope.waiting.length,
       settlingMs: Math.max(0, ...scope.settling.map(({ until }) => until - now)),
     }
   }
@@ -232,14 +240,7 @@ export class InFlight {
   }
 
   #open(name: string, newest: Token): Scope {
-    const scope: Scope = {
-      newest,
-      sending: new Set(),
-      older: new Set(),
-      waiting: new Set(),
-      settling: [],
-      cancelWake: undefined,
-    }
+    const scope = new Scope(newest)
     this.#scopes.set(name, scope)
     return scope
   }
@@ -251,7 +252,7 @@ export class InFlight {
   }
 
   #mustWait(scope: Scope): boolean {
-    return scope.older.size > 0 || scope.settling.some(({ token }) => token < scope.newest)
+    return scope.older.length > 0 || scope.settling.some(({ token }) => token < scope.newest)
   }
 
   #settle(scope: Scope, token: Token, until: number): void {
@@ -269,9 +270,7 @@ export class InFlight {
       if (scope.settling.length === 0) this.#settlingScopes--
     }
     if (!this.#mustWait(scope)) {
-      for (const write of scope.waiting) {
-        this.#stopWaiting(scope, write, 'go')
-      }
+      for (const write of [...scope.waiting]) this.#stopWaiting(scope, write, 'go')
     }
     this.#wakeLater(name, scope)
     this.#closeIfEmpty(name, scope)
@@ -286,7 +285,7 @@ export class InFlight {
   }
 
   #closeIfEmpty(name: string, scope: Scope): void {
-    const members = scope.sending.size + scope.older.size + scope.waiting.size
+    const members = scope.sending.length + scope.older.length + scope.waiting.length
     if (members > 0 || scope.settling.length > 0) return
     this.#scopes.delete(name)
     if (!this.idle) return
@@ -298,8 +297,8 @@ export class InFlight {
     if (write.place.at === 'waiting') this.#stopWaiting(scope, write, turn)
     else {
       write.place = OUTSIDE
-      scope.sending.delete(write)
-      scope.older.delete(write)
+      remove(scope.sending, write)
+      remove(scope.older, write)
     }
     this.#advance(write.scope, scope)
     return turn
@@ -308,12 +307,17 @@ export class InFlight {
   #stopWaiting(scope: Scope, write: Write, turn: Turn): void {
     const place = write.place
     if (place.at !== 'waiting') throw new Error('only a write that waits can stop waiting')
-    scope.waiting.delete(write)
+    remove(scope.waiting, write)
     place.cancel?.()
     if (turn === 'go') {
       write.place = SENDING
-      scope.sending.add(write)
+      scope.sending.push(write)
     } else write.place = OUTSIDE
     place.resolve?.(turn)
   }
+}
+
+function remove(writes: Write[], write: Write): void {
+  const at = writes.indexOf(write)
+  if (at !== -1) writes.splice(at, 1)
 }

@@ -23,7 +23,7 @@ export function createLog(level: string, destination: DestinationStream): Log {
 const FLUSH_WITHIN_MS = 1_000
 
 /**
- * Stdout, written without blocking the event loop, in pieces of up to 4 KiB and no later than a tenth
+ * Stdout, written without blocking the event loop, in pieces of up to 16 KiB and no later than a tenth
  * of a second after the fact: one write for each line would cost more than a refusal. Wait for `flush`
  * before the process exits; it takes no longer than a second, whether anybody reads or not.
  *
@@ -34,7 +34,8 @@ export function stdoutLog(level: string): { log: Log; flush: () => Promise<void>
   const destination = pino.destination({
     dest: 1,
     sync: false,
-    minLength: 4096,
+    minLength: 16_384,
+    maxWrite: 65_536,
     periodicFlush: 100,
   })
   destination.on('error', () => undefined)

@@ -22,8 +22,8 @@ export interface Said {
 export function backendFields(req: IncomingMessage, fields: Fields, said: Said): string[] {
   const tokenName = said.tokenHeader.toLowerCase()
   const isMediated = said.scope !== undefined
-  const kept = endToEnd(fields.raw, (name) =>
-    name === tokenName ? isMediated : SAID_ANEW.has(name) || CLAIMS_FENCING.test(name),
+  const kept = endToEnd(fields.raw, fields.names, (name) =>
+    name === tokenName ? isMediated : SAID_ANEW.has(name) || claimsFencing(name),
   )
   const host = hostOf(req.url ?? '', fields)
   if (host !== undefined) kept.push('Host', host)
@@ -52,7 +52,9 @@ const SAID_ANEW = new Set([
 ])
 
 /** Also as a CGI or WSGI backend would read it: Fencing_Scope, fencing.scope. */
-const CLAIMS_FENCING = /^fencing[^a-z0-9]/
+function claimsFencing(name: string): boolean {
+  return name.startsWith('fencing') && /^fencing[^a-z0-9]/.test(name)
+}
 
 function appended(values: readonly string[], value: string): string {
   return values.length === 0 ? value : [...values, value].join(', ')

@@ -12,7 +12,7 @@ import {
 import { onDeparture } from './departure.ts'
 import { Fields } from './fields.ts'
 import type { Decision, Fence } from './fence.ts'
-import type { Ending, Forwarder, Outgoing } from './forward.ts'
+import type { Ending, Exchange, Forwarder, Outgoing } from './forward.ts'
 import { checkHead, type Framing } from './framing.ts'
 import { Write, type InFlight, type Turn } from './inflight.ts'
 import type { Log } from './log.ts'
@@ -55,17 +55,12 @@ interface Request {
   readonly upgrade: Outgoing['upgrade']
 }
 
-/** What is known of a request by now: in answers, logs and metrics. */
+/** What is known of a write by now: in answers, logs and metrics. A `Write` is such. */
 interface Known {
   /** The route's label. */
   readonly route: string
   readonly scope?: string
   readonly token?: Token
-}
-
-/** A write on its way to the backend, with what the fence made of it. */
-interface Mediated extends Known {
-  readonly result: Result
 }
 
 export class Proxy {
@@ -106,7 +101,12 @@ export class Proxy {
     }
   }
 
-  async #serve(req: IncomingMessage, res: ServerResponse, upgradeHead?: Buffer): Promise<void> {
+  /** Answers at once, or returns when it will have. */
+  #serve(
+    req: IncomingMessage,
+    res: ServerResponse,
+    upgradeHead?: Buffer,
+  ): Promise<void> | undefined {
     const { routes } = this.#parts
     const fields = new Fields(req.rawHeaders)
     const id = requestId(fields)
@@ -116,17 +116,17 @@ export class Proxy {
       this.#count('none', 'refused')
       res.shouldKeepAlive = false
       fail(req, res, framing.problem, { requestId: id, detail: framing.detail })
-      return
+      return undefined
     }
     const upgrade = upgradeHead && { socket: req.socket, head: upgradeHead }
     if (upgrade !== undefined && framing.kind !== 'none') {
       // Its body would be taken for the first bytes of the new protocol.
       this.#count('none', 'refused')
       fail(req, res, 'bad-request', { requestId: id, detail: 'An upgrade has no body.' })
-      return
+      return undefined
     }
     const request: Request = { req, res, method, fields, framing, id, upgrade }
-    if (this.#answeredHere(request)) return
+    if (this.#answeredHere(request)) return undefined
     const target = req.url ?? ''
     if (this.#parts.leaseDoor?.covers(target) === true) return this.#toLeases(request)
     const named =
@@ -137,7 +137,7 @@ export class Proxy {
       res.shouldKeepAlive = false
       if (named.kind === 'read') fail(req, res, 'stopping', { requestId: id })
       else this.#refuse(request, 'unavailable', { route: 'none' })
-      return
+      return undefined
     }
     switch (named.kind) {
       case 'read':
@@ -146,20 +146,20 @@ export class Proxy {
         return this.#fenced(request, named.path, named.route, named.scope)
       case 'unmatched':
         if (this.#parts.unmatchedWrites === 'reject') {
-          this.#refuse(request, 'unmatched', { route: 'none', detail: named.detail })
-          return
+          this.#refuse(request, 'unmatched', { route: 'none' }, { detail: named.detail })
+          return undefined
         }
-        return this.#forward(request, named.path, { result: 'unmatched', route: 'none' })
+        return this.#forward(request, named.path, { route: 'none' }, 'unmatched')
       case 'refused': {
-        const route = named.route?.label ?? 'none'
+        const known = { route: named.route?.label ?? 'none' }
         if (named.path !== undefined && this.#onlyObserves(named.route)) {
-          return this.#forward(request, named.path, { result: named.result, route })
+          return this.#forward(request, named.path, known, named.result)
         }
-        this.#refuse(request, named.result, { route, detail: named.detail })
-        return
+        this.#refuse(request, named.result, known, { detail: named.detail })
+        return undefined
       }
       default:
-        named satisfies never
+        return named satisfies never
     }
   }
 
@@ -192,15 +192,12 @@ export class Proxy {
     const token = this.#readToken(request.fields)
     if (typeof token === 'string') {
       const passes = observes || (token === 'missing' && route.config.missingToken === 'pass')
-      if (passes) return this.#forward(request, path, { result: token, route: label, scope })
-      this.#refuse(request, token, {
-        route: label,
-        scope,
-        detail: `${REFUSALS[token].detail} The field is ${this.#parts.tokenHeader}.`,
-      })
+      const known = { route: label, scope }
+      if (passes) return this.#forward(request, path, known, token)
+      const detail = `${REFUSALS[token].detail} The field is ${this.#parts.tokenHeader}.`
+      this.#refuse(request, token, known, { detail })
       return
     }
-    const known: Known = { route: label, scope, token }
 
     // 3. Decide and record: no answer below before the mark is on disk.
     const write = new Write(scope, token, label, route.config.repeat === 'once')
@@ -216,11 +213,11 @@ export class Proxy {
     }
     if (observes) {
       const result = decision.verdict === 'admitted' ? 'accepted' : decision.verdict
-      return this.#forward(request, path, { ...known, result })
+      return this.#forward(request, path, write, result)
     }
     if (decision.verdict !== 'admitted') {
       const highest = 'highest' in decision ? decision.highest : undefined
-      this.#refuse(request, decision.verdict, { ...known, highest })
+      this.#refuse(request, decision.verdict, write, { highest })
       return
     }
 
@@ -230,7 +227,7 @@ export class Proxy {
       turning instanceof Promise ? await this.#wait(request, write, turning, 'barrier') : turning
     if (turn !== 'go') {
       fence.giveBack(write)
-      this.#refuseTurn(request, write, turn, known)
+      this.#refuseTurn(request, write, turn)
       return
     }
 
@@ -240,11 +237,18 @@ export class Proxy {
     let ending: Ending = { kind: 'unknown', why: 'reset' }
     try {
       // The mark is looked at once more: it may have risen since the barrier opened.
-      ending =
-        write.overtakenBy === undefined
-          ? await this.#exchange(request, path, { ...known, result: 'accepted' }, write)
-          : { kind: 'unsent', why: 'overtaken' }
+      if (write.overtakenBy === undefined) {
+        const began = performance.now()
+        const exchange = this.#send(request, path, write, 'accepted')
+        // By a name of its own: V8 puts a function literal that is assigned to a property straight
+        // into the old generation, and with it all that the exchange holds, until a full collection.
+        const overtake = () => exchange.overtake()
+        write.onOvertaken = overtake
+        ending = await exchange.ended
+        this.#measure(request, label, began, ending)
+      } else ending = { kind: 'unsent', why: 'overtaken' }
     } finally {
+      write.onOvertaken = undefined
       meter.inFlight--
       inflight.end(write, ending.kind === 'unknown' ? 'unknown' : 'known')
       if (ending.kind === 'unsent') fence.giveBack(write)
@@ -280,17 +284,17 @@ export class Proxy {
   }
 
   /** A write that admission let in and the barrier did not let through. */
-  #refuseTurn(request: Request, write: Write, turn: Exclude<Turn, 'go'>, known: Known): void {
+  #refuseTurn(request: Request, write: Write, turn: Exclude<Turn, 'go'>): void {
     switch (turn) {
       case 'stale':
-        this.#refuse(request, 'stale', { ...known, highest: write.overtakenBy })
+        this.#refuse(request, 'stale', write, { highest: write.overtakenBy })
         return
       case 'busy':
         this.#parts.log.warn(
           { event: 'barrier_timeout', ...logged(write), requestId: request.id },
           'older writes of the scope did not end in time',
         )
-        this.#refuse(request, 'busy', known)
+        this.#refuse(request, 'busy', write)
         return
       case 'left':
         this.#count(write.route, 'left')
@@ -300,41 +304,32 @@ export class Proxy {
     }
   }
 
-  /** Sends a request to the backend and waits for the end of the exchange. Counts nothing. */
-  async #exchange(
-    request: Request,
-    path: string,
-    mediated: Mediated | undefined,
-    write?: Write,
-  ): Promise<Ending> {
-    const { forwarder, tunnel, metrics } = this.#parts
+  /** Sends a request to the backend, once: a read, or a write of which the fence made `result`. */
+  #send(request: Request, path: string, write?: Known, result?: Result): Exchange {
+    const { forwarder, tunnel, tokenHeader } = this.#parts
     const { req, res, id, framing, upgrade, fields } = request
     // HTTP/1.0 knows no 100 (RFC 9110, 10.1.1).
     if (fields.has('expect') && req.httpVersion === '1.1') res.writeContinue()
-    const result = mediated === undefined ? [] : fencingFields(mediated.result, mediated.scope)
-    const outgoing: Outgoing = {
+    const said = result === undefined ? [] : fencingFields(result, write?.scope)
+    return (upgrade === undefined ? forwarder : tunnel).send({
       req,
       res,
       path,
       framing,
       fields: backendFields(req, fields, {
         requestId: id,
-        tokenHeader: this.#parts.tokenHeader,
-        token: mediated?.token,
-        scope: mediated?.scope,
+        tokenHeader,
+        token: write?.token,
+        scope: write?.scope,
       }),
-      answerFields: ['X-Request-Id', id, ...result],
-      isWrite: mediated !== undefined,
+      answerFields: ['X-Request-Id', id, ...said],
+      isWrite: write !== undefined,
       upgrade,
-    }
-    const started = performance.now()
-    const exchange = (upgrade === undefined ? forwarder : tunnel).send(outgoing)
-    // By a name of its own: V8 puts a function literal that is assigned to a property straight into
-    // the old generation, and with it all that the exchange holds, until a full collection.
-    const overtake = () => exchange.overtake()
-    if (write !== undefined) write.onOvertaken = overtake
-    const ending = await exchange.ended
-    if (write !== undefined) write.onOvertaken = undefined
+    })
+  }
+
+  /** What there is to say of an exchange, whatever it carried. */
+  #measure({ id }: Request, route: string, began: number, ending: Ending): void {
     if (ending.kind === 'unsent' && ending.why === 'unreachable') {
       this.#parts.log.warn(
         { event: 'backend_unreachable', requestId: id, err: ending.cause },
@@ -342,28 +337,33 @@ export class Proxy {
       )
     }
     const code = ending.kind === 'answered' ? ending.status.toString() : ending.why
-    metrics.of(mediated?.route ?? 'none').exchanged(code, (performance.now() - started) / 1000)
-    return ending
+    this.#parts.metrics.of(route).exchanged(code, (performance.now() - began) / 1000)
   }
 
   async #forwardRead(request: Request, path: string): Promise<void> {
-    const ending = await this.#exchange(request, path, undefined)
+    const began = performance.now()
+    const exchange = this.#send(request, path)
+    const ending = await exchange.ended
+    this.#measure(request, 'none', began, ending)
     this.#count('none', 'read')
     if (ending.kind === 'answered' || ending.why === 'left') return
     fail(request.req, request.res, READ_PROBLEMS[ending.why], { requestId: request.id })
   }
 
   /** A write that configuration lets through without the barrier, whatever the fence said. */
-  async #forward(request: Request, path: string, mediated: Mediated): Promise<void> {
-    const ending = await this.#exchange(request, path, mediated, undefined)
-    if (ending.kind === 'answered') this.#count(mediated.route, mediated.result)
-    else this.#answerEnding(request, ending, mediated)
+  async #forward(request: Request, path: string, known: Known, result: Result): Promise<void> {
+    const began = performance.now()
+    const exchange = this.#send(request, path, known, result)
+    const ending = await exchange.ended
+    this.#measure(request, known.route, began, ending)
+    if (ending.kind === 'answered') this.#count(known.route, result)
+    else this.#answerEnding(request, ending, known)
   }
 
   /** Tells the client, the log and the metrics how a fenced write ended. */
   #reportEnding(request: Request, write: Write, ending: Ending): void {
     const { log, metrics } = this.#parts
-    const { route, scope, token } = write
+    const { route } = write
     if (ending.kind === 'answered') {
       this.#count(route, 'accepted')
       return
@@ -392,7 +392,7 @@ export class Proxy {
         'a write was cut off by a newer owner before it was sent whole',
       )
     }
-    this.#answerEnding(request, ending, { route, scope, token }, write.overtakenBy)
+    this.#answerEnding(request, ending, write, write.overtakenBy)
   }
 
   #answerEnding(
@@ -406,7 +406,7 @@ export class Proxy {
         this.#count(known.route, 'left')
         return
       case 'overtaken':
-        this.#refuse(request, 'superseded', { ...known, highest })
+        this.#refuse(request, 'superseded', known, { highest })
         return
       case 'unreachable':
         this.#refuse(request, 'unreachable', known)
@@ -418,13 +418,12 @@ export class Proxy {
         this.#refuse(request, 'unknown', known)
         return
       case 'timeout':
-        this.#refuse(request, 'unknown', { ...known, status: 504 })
+        this.#refuse(request, 'unknown', known, { status: 504 })
         return
-      case 'client-timeout': {
-        const detail = ending.kind === 'unsent' ? UNSENT_IN_TIME : undefined
-        this.#refuse(request, 'unknown', { ...known, status: 408, detail })
+      case 'client-timeout':
+        if (ending.kind === 'unsent') this.#refuse(request, 'incomplete', known)
+        else this.#refuse(request, 'unknown', known, { status: 408 })
         return
-      }
       default:
         ending satisfies never
     }
@@ -493,13 +492,11 @@ export class Proxy {
   #refuse(
     { req, res, id }: Request,
     refusal: Refusal,
-    about: { route: string; detail?: string | undefined } & Partial<
-      Omit<AnswerDetails, 'requestId' | 'detail'>
-    >,
+    { route, scope, token }: Known,
+    { detail, status, highest }: Pick<AnswerDetails, 'detail' | 'status' | 'highest'> = {},
   ): void {
-    const { route, ...details } = about
     this.#count(route, refusal)
-    refuse(req, res, refusal, { ...details, requestId: id })
+    refuse(req, res, refusal, { requestId: id, scope, token, detail, status, highest })
   }
 
   #count(route: string, result: Outcomes): void {
@@ -531,10 +528,6 @@ const READ_PROBLEMS = {
 } as const
 
 const OF_TOKEN = { stale: 'a stale', unissued: 'an unissued' } as const
-
-/** A small body is collected before anything is sent; the table speaks of what was sent in part. */
-const UNSENT_IN_TIME =
-  'The request body did not arrive in time, and nothing was forwarded. Try again.'
 
 const CONTINUE = '100-continue'
 

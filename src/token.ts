@@ -22,16 +22,18 @@ const GRAMMAR = /^(?:(0|[1-9][0-9]{0,18})\.)?(0|[1-9][0-9]{0,18})$/
 export function parseToken(text: string): Token | undefined {
   const parts = GRAMMAR.exec(text)
   if (parts?.[2] === undefined) return undefined
-  const generation = BigInt(parts[1] ?? 0)
   const number = BigInt(parts[2])
-  if (generation > MAX_PART || number > MAX_PART) return undefined
-  return joinToken(generation, number)
+  if (number > MAX_PART) return undefined
+  if (parts[1] === undefined) return number as Token
+  const generation = BigInt(parts[1])
+  return generation > MAX_PART ? undefined : joinToken(generation, number)
 }
 
 /** How a token is written in fields, answers and logs: `N` in generation 0, `G.N` in the others. */
 export function formatToken(token: Token): string {
+  if (token <= MAX_PART) return token.toString()
   const { generation, number } = splitToken(token)
-  return generation === 0n ? number.toString() : `${generation}.${number}`
+  return `${generation}.${number}`
 }
 
 /** Both parts must lie in 0 … MAX_PART; what the store holds and what `parseToken` let through does. */
