@@ -183,8 +183,10 @@ export function createLeaseDoor(
     switch (answer.is) {
       case 'granted': {
         const { lease } = answer
+        // Where the answer does not reach the connection, nobody knows the lease. What is written to
+        // a connection that is gone counts as finished.
+        if (raw.socket.destroyed) leases.abandon(lease.id)
         reply.raw.once('close', () => {
-          // The answer did not reach the connection: nobody knows the lease.
           if (!reply.raw.writableFinished) leases.abandon(lease.id)
         })
         reply.code(201).header('Location', `${prefix}/leases/${lease.id}`)
