@@ -37,7 +37,7 @@ import {
   release,
   renew,
   type Leased,
-} from './door.ts'
+} from './asks.ts'
 
 /** A proxy with leases, in front of a backend that answers at once. */
 async function start(t: TestContext, overrides: Overrides = {}, folder?: string) {
@@ -493,10 +493,10 @@ describe('the queue', () => {
   })
 
   test('a client that has left before the service looks at it holds up nothing, and takes nothing', async (t) => {
-    const { door, store } = await startDoor(t, {})
+    const { service, store } = await startService(t, {})
     const handled = gate()
     const server = createServer((req, res) => {
-      res.once('close', () => void door.handle(req, res, 'id').then(handled.open))
+      res.once('close', () => void service.handle(req, res, 'id').then(handled.open))
       req.socket.destroy()
     })
     t.after(() => server.close())
@@ -509,13 +509,13 @@ describe('the queue', () => {
   test('a client that leaves between the grant and the answer holds nothing: the lease is given back', async (t) => {
     const sockets: Socket[] = []
     const ends: End[] = []
-    const { door, leases } = await startDoor(t, {
+    const { service, leases } = await startService(t, {
       granted(_scope, { holder }) {
         if (holder === 'gone') sockets[0]?.destroy()
       },
       ended: (_scope, _lease, why) => void ends.push(why),
     })
-    const server = createServer((req, res) => void door.handle(req, res, 'id'))
+    const server = createServer((req, res) => void service.handle(req, res, 'id'))
     server.on('connection', (socket) => sockets.push(socket))
     t.after(() => server.close())
     const port = await listenOn(server)
@@ -545,7 +545,7 @@ describe('the queue', () => {
 })
 
 /** The service without a proxy before it. */
-async function startDoor(t: TestContext, events: Partial<LeaseEvents>) {
+async function startService(t: TestContext, events: Partial<LeaseEvents>) {
   const { proxy } = await start(t)
   const store = new MemoryStore()
   const settings = { ...configured(proxy), commitTimeoutMs: 1_000 }
@@ -557,11 +557,11 @@ async function startDoor(t: TestContext, events: Partial<LeaseEvents>) {
   const leases = new Leases(fence, store, settings, monotonicClock, { ...ignored, ...events })
   const sources = { settlingScopes: () => 0, scopes: () => 0, leases: undefined }
   const log = createLog('silent', { write: ignore })
-  const door = createLeaseDoor(leases, 1_000, createMetrics(sources), log)
-  await door.ready()
-  t.after(() => door.close())
+  const service = createLeaseDoor(leases, 1_000, createMetrics(sources), log)
+  await service.ready()
+  t.after(() => service.close())
   t.after(() => leases.stop())
-  return { door, leases, store }
+  return { service, leases, store }
 }
 
 describe('a disk that is slow or fails', () => {
