@@ -5,7 +5,8 @@
 import { readFileSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import { LineCounter, isNode, parseDocument, type Document } from 'yaml'
-import { formatPath, nearest, type Mistake } from './mistake.ts'
+import { describeFound, formatPath, nearest, type Mistake } from './mistake.ts'
+import { slipOf, tellable } from './slip.ts'
 
 export interface Sources {
   /** A YAML or JSON file; without it the file that FENCING_PROXY_CONFIG names, or none. */
@@ -55,7 +56,11 @@ export function gather(
   }
   const settings = file.settings ?? {}
   const origins = new Map<string, string>()
-  for (const { path, value, from } of [...environment.settings, ...fromFlags(sources.flags)]) {
+  const flags = fromFlags(sources.flags)
+  // Where a flag turns leases on, what the file says of them stays, though the environment has them off.
+  const isOver = (path: string) => flags.some((flag) => formatPath(flag.path) === path)
+  const environmentAlone = environment.settings.filter(({ path }) => !isOver(formatPath(path)))
+  for (const { path, value, from } of [...environmentAlone, ...flags]) {
     put(settings, path, value)
     origins.set(formatPath(path), from)
   }
@@ -111,6 +116,7 @@ function fromFlags(flags: Flags): Setting[] {
 const PREFIX = 'FENCING_PROXY_'
 const CONFIG = `${PREFIX}CONFIG`
 const SCOPE = `${PREFIX}SCOPE`
+const LEASES = `${PREFIX}LEASES`
 
 /**
  * Kubernetes sets these in every pod beside a Service called fencing-proxy or fencing-proxy-…:
@@ -131,6 +137,8 @@ function fromEnvironment(
 ): { settings: Setting[]; mistakes: Mistake[] } {
   const known = new Map(keys.map((key) => [variableOf(key.path), key]))
   const settings: Setting[] = []
+  // Last: variables have no order, and it goes over those that say what leases are like.
+  const turnedOff: Setting[] = []
   const mistakes: Mistake[] = []
   for (const [name, text] of Object.entries(env)) {
     if (!name.startsWith(PREFIX) || name === CONFIG || text === undefined) continue
@@ -141,11 +149,21 @@ function fromEnvironment(
     } else if (name === SCOPE) {
       const patterns = text.split(',').map((pattern) => pattern.trim())
       settings.push({ path: ['routes'], value: routesOf(patterns), from })
+    } else if (name === LEASES) {
+      if (text === 'true') settings.push({ path: ['leases'], value: {}, from })
+      else if (text === 'false') turnedOff.push({ path: ['leases'], value: undefined, from })
+      else
+        mistakes.push({
+          path: 'leases',
+          from,
+          found: describeFound(text),
+          allowed: 'must be true or false',
+        })
     } else if (!isFromKubernetes(name, text)) {
-      mistakes.push(unknownVariable(name, [...known.keys(), SCOPE, CONFIG]))
+      mistakes.push(unknownVariable(name, [...known.keys(), SCOPE, LEASES, CONFIG]))
     }
   }
-  return { settings, mistakes }
+  return { settings: [...settings, ...turnedOff], mistakes }
 }
 
 /** `clientTimeout` → FENCING_PROXY_CLIENT_TIMEOUT; `fence.settle` → FENCING_PROXY_FENCE_SETTLE. */
@@ -193,10 +211,14 @@ function readFile(name: string, cwd: string): SettingsFile | { mistakes: Mistake
     merge: false,
     logLevel: 'error',
   })
-  // A warning is a tag that YAML's core schema does not know. One slip often makes many errors.
-  const problems = [...document.errors, ...document.warnings].slice(0, 5)
+  // A warning is a tag that YAML's core schema does not know.
+  const problems = tellable([...document.errors, ...document.warnings])
   if (problems.length > 0) {
-    return { mistakes: problems.map(({ message, pos }) => wrong(at(pos[0]), message)) }
+    const mistakes = problems.map(({ code, message, pos }) => {
+      const { line, col, words } = slipOf(text, { code, message, ...lines.linePos(pos[0]) })
+      return wrong(`${name}:${line}:${col}`, words)
+    })
+    return { mistakes }
   }
   try {
     // The bound on aliases keeps a few lines from unfolding into gigabytes.

@@ -210,6 +210,32 @@ describe('environment variables', () => {
     ])
   })
 
+  test('FENCING_PROXY_LEASES=true turns leases on, as --leases does, and keeps what is said of them', () => {
+    const leases = (content: unknown, env: NodeJS.ProcessEnv, flags = {}) =>
+      configOf(load(content, { env, flags })).leases
+    const said = { ...NEEDED, leases: { prefix: '/locks' } }
+    const on = { FENCING_PROXY_LEASES: 'true' }
+    const off = { FENCING_PROXY_LEASES: 'false' }
+    assert.deepEqual(leases(NEEDED, on), leases(NEEDED, {}, { leases: true }))
+    assert.equal(leases(said, on)?.prefix, '/locks')
+    assert.equal(leases(NEEDED, { ...on, FENCING_PROXY_LEASES_PREFIX: '/l' })?.prefix, '/l')
+
+    assert.equal(leases(NEEDED, off), undefined)
+    assert.equal(leases(said, off), undefined)
+    assert.equal(leases(said, { ...off, FENCING_PROXY_LEASES_PREFIX: '/l' }), undefined)
+    assert.equal(leases(said, off, { leases: true })?.prefix, '/locks')
+  })
+
+  test('FENCING_PROXY_LEASES is true or false', () => {
+    for (const text of ['yes', '1', '', 'TRUE']) {
+      const mistake = mistakeOf(load(NEEDED, { env: { FENCING_PROXY_LEASES: text } }))
+      assert.equal(
+        formatMistake(mistake),
+        `leases: must be true or false (found "${text}", environment variable FENCING_PROXY_LEASES)`,
+      )
+    }
+  })
+
   test('what Kubernetes sets for a Service called fencing-proxy is ignored', () => {
     const address = 'tcp://10.96.0.7:8080'
     configOf(
@@ -322,6 +348,38 @@ describe('files', () => {
     const name = file('listen: 127.0.0.1:1\nroutes: [\n  - a\n')
     const [first] = mistakesOf(loadConfig({ file: name, env: {}, flags: {} }))
     assert.match(first?.from ?? '', /\.yaml:[23]:\d+$/)
+  })
+
+  test('a wrong indentation is one mistake, which names the line that is wrong and what to do', () => {
+    const wrong: [string, RegExp][] = [
+      ['upstream:\n  url: http://h\n routes:\n  - path: /a\n', /^line 3 is not indented as .*column.*:3:2\)$/],
+      ['upstream:\n    url: http://h\n  responseTimeout: 3s\n', /^line 3 is not indented as .*:3:3\)$/],
+      ['  listen: h:1\nadmin: h:2\n', /^line 2 is not indented as .*:2:1\)$/],
+      ['routes:\n  - path: /a\n   scope: /a\n', /^line 3 is not indented as .*dashes.*:3:4\)$/],
+      ['routes:\n  - path: /a\n - path: /b\n', /^line 3 is not indented as .*:3:2\)$/],
+      ['routes:\n  path: /a\n  - path: /b\n', /^line 3 is not indented as .*:3:3\)$/],
+      ['routes:\n- path: /a\n  # why\n\n   mode: observe\n', /^line 5 is not indented as .*:5:4\)$/],
+      ['routes:\n- path: /a\n\n   mode: observe\n', /^line 4 is indented as if it belonged to line 2, which has a value already; .*:4:4\)$/],
+      ['listen: h:1\n  admin: h:2\nfence:\n  settle: 1s\n    maxWaiting: 1\n', /^line 2 is indented as if it belonged to line 1, .*:2:3\)$/],
+      ['upstream:\n\turl: http://h\n', /^line 2 is indented by a tab; .*blanks.*:2:2\)$/],
+    ] // prettier-ignore
+    for (const [text, words] of wrong) {
+      const path = file(text)
+      const mistake = formatMistake(mistakeOf(loadConfig({ file: path, env: {}, flags: {} })))
+      assert.match(mistake.replace(path, ''), words, text)
+    }
+  })
+
+  test('any other slip in the syntax is one mistake with its line and a remedy, too', () => {
+    const wrong: [string, RegExp][] = [
+      ['routes: [\n  a\n', /bracket, brace or quote that was opened before line \d is not closed/],
+      ['upstream: {url: "http://h}\n', /bracket, brace or quote .* not closed/],
+      ['routes:\n- path: /a\n  scope: {job}/x\n', /^line 3 .*put quotes around the whole value/],
+      ['listen: @h\n', /^line 1 .*put quotes around the whole value/],
+      ['listen: a: b\n', /^line 1 has two colons; put quotes/],
+      ['listen:1\nadmin: h:2\n', /^line 1 .*put a colon and a blank/],
+    ] // prettier-ignore
+    for (const [text, words] of wrong) assert.match(formatMistake(mistakeOf(load(text))), words, text) // prettier-ignore
   })
 
   test('a key given twice is a mistake', () => {

@@ -92,6 +92,32 @@ describe('start', { concurrency: 2 }, () => {
     assert.equal(next.events('unclean_start')[0]?.['level'], 'warn')
   })
 
+  test('the admin port comes first and the data port last: of two that are busy, the admin port is told', async (t) => {
+    const [data, admin] = [await busyPort(t), await busyPort(t)]
+    const backend = await startBackend(t)
+    const settings = { listen: data, admin }
+    const failed = await runProgram(t, backend.url, { settings })
+    await failsInWords(failed, new RegExp(`admin: ${admin} is in use by another process`))
+  })
+
+  test('a busy data port serves nothing, records nothing, and does not hide that the run before was killed', async (t) => {
+    const busy = await busyPort(t)
+    const backend = await startBackend(t)
+    const folder = await temporaryFolder(t)
+    const first = await startProgram(t, backend.url, { folder })
+    assert.equal((await write(first.port, 41)).status, 200)
+    await first.kill()
+    const failed = await runProgram(t, backend.url, { folder, settings: { listen: busy } })
+    await failsInWords(failed, new RegExp(`listen: ${busy} is in use by another process`))
+    assert.deepEqual(
+      failed.log().map(({ event }) => event),
+      ['unclean_start'],
+    )
+    const next = await startProgram(t, backend.url, { folder })
+    assert.equal(next.events('unclean_start').length, 1)
+    assert.equal((await write(next.port, 40)).status, 409)
+  })
+
   test('a store that another process uses is told in words, naming that process', async (t) => {
     const backend = await startBackend(t)
     const folder = await temporaryFolder(t)
@@ -257,6 +283,30 @@ describe('accidents', { concurrency: 2 }, () => {
       await failsInWords(program, /stopped by an unforeseen error: boom at once/)
     })
   }
+
+  test('the thread of the store dies: exit code 1 in words, and what was logged last is on stdout', async (t) => {
+    const backend = await startBackend(t)
+    // The stop comes with the death, so that its line is logged at the very end.
+    const code = encodeURIComponent(`
+      import threads from 'node:worker_threads'
+      import { syncBuiltinESMExports } from 'node:module'
+      threads.Worker = class extends threads.Worker {
+        constructor(...args) {
+          super(...args)
+          process.on('SIGUSR2', () => this.terminate())
+          this.on('exit', () => process.emit('SIGTERM', 'SIGTERM'))
+        }
+      }
+      syncBuiltinESMExports()`)
+    const env = { NODE_OPTIONS: `--import=data:text/javascript,${code}` }
+    const program = await startProgram(t, backend.url, { env })
+    await write(program.port, 42)
+    assert.equal((await write(program.port, 41)).status, 409)
+    program.child.kill('SIGUSR2')
+    await failsInWords(program, /the thread of the store died, restart the process/)
+    const events = program.log().map(({ event }) => event)
+    assert.deepEqual(events.slice(-2), ['stale_write', 'stopping'])
+  })
 
   test('it goes on when nobody reads its log any more', async (t) => {
     const backend = await startBackend(t)

@@ -9,8 +9,8 @@ import type { Token } from '../token.ts'
  * the mark, which a grant raises; so nothing here has to be right for a write to be fenced.
  */
 
-/** Who asks for a scope. The same object stands for the same request throughout. */
-export interface Claimant {
+/** A request for a scope; the same object stands for it throughout. */
+export interface LeaseRequest {
   /** The lease's id, if it comes to one. */
   readonly id: string
   readonly holder: string
@@ -31,11 +31,11 @@ export interface Lease {
   readonly until: number
 }
 
-/** One scope. Without a holder nobody waits. */
-export interface Tenure {
+/** How it stands with one scope. Without a holder nobody waits. */
+export interface ScopeState {
   readonly now: Holding
   /** First come, first served. */
-  readonly queue: readonly Claimant[]
+  readonly queue: readonly LeaseRequest[]
 }
 
 type Holding =
@@ -46,19 +46,19 @@ type Holding =
    */
   | {
       readonly is: 'granting'
-      readonly to: Claimant
+      readonly to: LeaseRequest
       readonly until: number
       readonly left: boolean
     }
   | { readonly is: 'held'; readonly lease: Lease }
 
 export type Event =
-  | { readonly is: 'asked'; readonly by: Claimant }
+  | { readonly is: 'asked'; readonly by: LeaseRequest }
   /** The grant is on disk; `from` is the scope's mark before it. */
   | { readonly is: 'granted'; readonly token: Token; readonly from: Token | undefined }
   /** The grant could not be made durable. */
   | { readonly is: 'failed' }
-  | { readonly is: 'left'; readonly who: Claimant }
+  | { readonly is: 'left'; readonly who: LeaseRequest }
   | { readonly is: 'renewed' }
   | { readonly is: 'released' }
   /** Its answer did not reach the client. */
@@ -66,14 +66,14 @@ export type Event =
   | { readonly is: 'time passed' }
 
 export type Effect =
-  | { readonly do: 'grant'; readonly to: Claimant }
+  | { readonly do: 'grant'; readonly to: LeaseRequest }
   | {
       readonly do: 'begin'
       readonly lease: Lease
-      readonly of: Claimant
+      readonly of: LeaseRequest
       readonly from: Token | undefined
     }
-  | { readonly do: 'answer'; readonly to: Claimant; readonly answer: Answer }
+  | { readonly do: 'answer'; readonly to: LeaseRequest; readonly answer: Answer }
   | { readonly do: 'end'; readonly lease: Lease; readonly why: End }
 
 export type Answer =
@@ -88,19 +88,19 @@ export type Answer =
 /** `abandoned`: its client left before it could learn of it. */
 export type End = 'expired' | 'released' | 'abandoned'
 
-export const NOBODY: Tenure = { now: { is: 'free' }, queue: [] }
+export const NOBODY: ScopeState = { now: { is: 'free' }, queue: [] }
 
 /** A lease that was found after a restart has its whole time again: its holder could not renew it. */
 export function restored(
   { id, token, holder, ttlMs }: Omit<Lease, 'until' | 'grantedAt'>,
   now: number,
-): Tenure {
+): ScopeState {
   const lease: Lease = { id, token, holder, ttlMs, grantedAt: now, until: now + ttlMs }
   return { now: { is: 'held', lease }, queue: [] }
 }
 
 export interface Limits {
-  /** Claimants that wait for one scope. */
+  /** Requests that wait for one scope. */
   readonly maxWaiting: number
   /** For a grant to reach the disk. */
   readonly commitTimeoutMs: number
@@ -108,19 +108,19 @@ export interface Limits {
 
 /** What `event` makes of a scope at `now`. What is due by then comes first, however late a timer is. */
 export function step(
-  tenure: Tenure,
+  state: ScopeState,
   event: Event,
   now: number,
   limits: Limits,
-): { tenure: Tenure; effects: Effect[] } {
+): { state: ScopeState; effects: Effect[] } {
   const effects: Effect[] = []
-  const due = pass(tenure, now, limits, effects)
+  const due = pass(state, now, limits, effects)
   const after = pass(apply(due, event, now, limits, effects), now, limits, effects)
-  return { tenure: after, effects }
+  return { state: after, effects }
 }
 
 /** When something becomes due without an event; undefined: never. */
-export function dueAt({ now, queue }: Tenure): number | undefined {
+export function dueAt({ now, queue }: ScopeState): number | undefined {
   const times = queue.map(({ waitsUntil }) => waitsUntil)
   if (now.is === 'held') times.push(now.lease.until)
   if (now.is === 'granting' && !now.left) times.push(now.until)
@@ -128,13 +128,13 @@ export function dueAt({ now, queue }: Tenure): number | undefined {
 }
 
 function apply(
-  tenure: Tenure,
+  state: ScopeState,
   event: Event,
   now: number,
   limits: Limits,
   effects: Effect[],
-): Tenure {
-  const { now: holding, queue } = tenure
+): ScopeState {
+  const { now: holding, queue } = state
   switch (event.is) {
     case 'asked': {
       const { by } = event
@@ -147,7 +147,7 @@ function apply(
       } else {
         effects.push({ do: 'answer', to: by, answer: { is: 'held', lease: leaseOf(holding) } })
       }
-      return tenure
+      return state
     }
     case 'granted': {
       if (holding.is !== 'granting') throw new Error('what is granted was being granted')
@@ -174,7 +174,7 @@ function apply(
       if (holding.is === 'granting' && holding.to === event.who) {
         return { now: { ...holding, left: true }, queue }
       }
-      return { now: holding, queue: queue.filter((claimant) => claimant !== event.who) }
+      return { now: holding, queue: queue.filter((request) => request !== event.who) }
     case 'renewed': {
       if (holding.is !== 'held') throw new Error('only a lease that is held can be renewed')
       const lease = { ...holding.lease, until: now + holding.lease.ttlMs }
@@ -186,15 +186,15 @@ function apply(
       effects.push({ do: 'end', lease: holding.lease, why: event.is })
       return { now: { is: 'free' }, queue }
     case 'time passed':
-      return tenure
+      return state
     default:
       return event satisfies never
   }
 }
 
 /** What is due: a lease's end, the next in the queue, and the end of others' patience. */
-function pass(tenure: Tenure, now: number, limits: Limits, effects: Effect[]): Tenure {
-  let { now: holding, queue } = tenure
+function pass(state: ScopeState, now: number, limits: Limits, effects: Effect[]): ScopeState {
+  let { now: holding, queue } = state
   if (holding.is === 'held' && holding.lease.until <= now) {
     effects.push({ do: 'end', lease: holding.lease, why: 'expired' })
     holding = { is: 'free' }

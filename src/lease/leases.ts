@@ -9,12 +9,12 @@ import {
   restored,
   step,
   type Answer,
-  type Claimant,
+  type LeaseRequest,
   type Effect,
   type End,
   type Event,
   type Lease,
-  type Tenure,
+  type ScopeState,
 } from './lease.ts'
 
 export interface LeaseSettings {
@@ -31,7 +31,7 @@ export interface LeaseSettings {
 
 export interface LeaseEvents {
   /** `from` is the scope's mark before the grant. */
-  granted(scope: string, lease: Lease, claimant: Claimant, from: Token | undefined): void
+  granted(scope: string, lease: Lease, request: LeaseRequest, from: Token | undefined): void
   ended(scope: string, lease: Lease, why: End, heldMs: number): void
 }
 
@@ -47,7 +47,7 @@ const RESTORED_AT_ONCE = 1000
 
 /** A scope that is held, or about to be. */
 interface Entry {
-  tenure: Tenure
+  state: ScopeState
   /** When the timer fires; it may be early, for renewals do not move it. */
   wakesAt: number
   cancelWake: (() => void) | undefined
@@ -68,7 +68,7 @@ export class Leases {
   readonly #scopes = new Map<string, Entry>()
   /** The scope of each live lease, by the lease's id. */
   readonly #byId = new Map<string, string>()
-  readonly #answers = new Map<Claimant, (answer: Answer) => void>()
+  readonly #answers = new Map<LeaseRequest, (answer: Answer) => void>()
   #stopped = false
 
   constructor(
@@ -92,8 +92,8 @@ export class Leases {
       const page = await this.#store.leases(after, RESTORED_AT_ONCE)
       for (const { scope, ...lease } of page) {
         this.#byId.set(lease.id, scope)
-        const tenure = restored(lease, this.#clock.now())
-        const entry: Entry = { tenure, wakesAt: Infinity, cancelWake: undefined }
+        const state = restored(lease, this.#clock.now())
+        const entry: Entry = { state, wakesAt: Infinity, cancelWake: undefined }
         this.#scopes.set(scope, entry)
         this.#wakeInTime(scope, entry)
       }
@@ -110,7 +110,7 @@ export class Leases {
     const { holder, ttlMs, waitMs, requestId } = terms
     const askedAt = this.#clock.now()
     const id = randomBytes(18).toString('base64url')
-    const by: Claimant = { id, holder, ttlMs, askedAt, waitsUntil: askedAt + waitMs, requestId }
+    const by: LeaseRequest = { id, holder, ttlMs, askedAt, waitsUntil: askedAt + waitMs, requestId }
     const answer = new Promise<Answer>((resolve) => this.#answers.set(by, resolve))
     if (this.#stopped) this.#answer(by, { is: 'unavailable' })
     else this.#take(scope, { is: 'asked', by })
@@ -161,7 +161,7 @@ export class Leases {
   #look(scope: string, now: number): Lease | undefined {
     if (!this.#scopes.has(scope)) return undefined
     this.#take(scope, { is: 'time passed' }, now)
-    const holding = this.#scopes.get(scope)?.tenure.now
+    const holding = this.#scopes.get(scope)?.state.now
     return holding?.is === 'held' ? holding.lease : undefined
   }
 
@@ -178,8 +178,8 @@ export class Leases {
   get oldestMs(): number {
     const now = this.#clock.now()
     let oldest = now
-    for (const { tenure } of this.#scopes.values()) {
-      if (tenure.now.is === 'held') oldest = Math.min(oldest, tenure.now.lease.grantedAt)
+    for (const { state } of this.#scopes.values()) {
+      if (state.now.is === 'held') oldest = Math.min(oldest, state.now.lease.grantedAt)
     }
     return now - oldest
   }
@@ -189,9 +189,9 @@ export class Leases {
     this.#stopped = true
     for (const entry of this.#scopes.values()) {
       entry.cancelWake?.()
-      const waiting = entry.tenure.queue
-      entry.tenure = { ...entry.tenure, queue: [] }
-      for (const claimant of waiting) this.#answer(claimant, { is: 'unavailable' })
+      const waiting = entry.state.queue
+      entry.state = { ...entry.state, queue: [] }
+      for (const request of waiting) this.#answer(request, { is: 'unavailable' })
     }
   }
 
@@ -205,13 +205,13 @@ export class Leases {
   /** Where an event depends on what was found before, both are of one `now`: it moves on meanwhile. */
   #take(scope: string, event: Event, now = this.#clock.now()): void {
     const entry = this.#scopes.get(scope) ?? {
-      tenure: NOBODY,
+      state: NOBODY,
       wakesAt: Infinity,
       cancelWake: undefined,
     }
-    const { tenure, effects } = step(entry.tenure, event, now, this.settings)
-    entry.tenure = tenure
-    if (tenure.now.is === 'free') {
+    const { state, effects } = step(entry.state, event, now, this.settings)
+    entry.state = state
+    if (state.now.is === 'free') {
       entry.cancelWake?.()
       this.#scopes.delete(scope)
     } else {
@@ -248,7 +248,7 @@ export class Leases {
     }
   }
 
-  async #grant(scope: string, to: Claimant): Promise<void> {
+  async #grant(scope: string, to: LeaseRequest): Promise<void> {
     const { id, holder, ttlMs } = to
     try {
       const { mark, from } = await this.#fence.grant(scope, { id, holder, ttlMs })
@@ -259,13 +259,13 @@ export class Leases {
     }
   }
 
-  #answer(to: Claimant, answer: Answer): void {
+  #answer(to: LeaseRequest, answer: Answer): void {
     this.#answers.get(to)?.(answer)
     this.#answers.delete(to)
   }
 
   #wakeInTime(scope: string, entry: Entry): void {
-    const due = dueAt(entry.tenure) ?? Infinity
+    const due = dueAt(entry.state) ?? Infinity
     if (due >= entry.wakesAt || this.#stopped) return
     entry.cancelWake?.()
     entry.wakesAt = due

@@ -248,7 +248,9 @@ export function checkpoint(db: Database.Database): void {
 /** What happened to the store at `path`, in words, with what to do about it. */
 export function explain(error: unknown, path: string): string {
   const code = codeOf(error)
-  const cause = `${code ?? 'unexpected'}: ${error instanceof Error ? error.message : String(error)}`
+  const message = error instanceof Error ? error.message : String(error)
+  const prefix = `${code ?? 'unexpected'}: `
+  const cause = message.startsWith(prefix) ? message : prefix + message
   switch (code?.replace(/^(SQLITE_[A-Z]+)_.*$/, '$1')) {
     case 'SQLITE_BUSY':
       return `the store ${path} is in use by another process${holderOf(path)}; stop that one, or choose another store.path`
@@ -269,6 +271,9 @@ export function explain(error: unknown, path: string): string {
     case 'EPERM':
     case 'EROFS':
       return `the store ${path} cannot be written${asUser()}; the file, its -wal and its folder must be writable (${cause})`
+    case 'ENOTDIR':
+    case 'EEXIST':
+      return `the store ${path} cannot be made, because ${blockerOf(path)} is a file and no folder; choose another folder (--data, store.path)`
     default:
       return `the store ${path} cannot be used (${cause})`
   }
@@ -280,6 +285,12 @@ function damaged(path: string, cause: string): string {
 
 function codeOf(error: unknown): string | undefined {
   return error instanceof Error && 'code' in error ? String(error.code) : undefined
+}
+
+/** What stands where `path` needs a folder. */
+function blockerOf(path: string): string {
+  const above = dirname(path)
+  return above === dirname(above) || existsSync(above) ? above : blockerOf(above)
 }
 
 function asUser(): string {

@@ -20,7 +20,7 @@ import {
   type Seen,
 } from '../harness.ts'
 import { startProgram, type Started } from '../program.ts'
-import { acquire, leased, lookUp, release, renew, type Leased } from './door.ts'
+import { acquire, leased, lookUp, release, renew, type Leased } from './asks.ts'
 
 /**
  * What leases add to the fence: the mark rises with the grant, not with the new owner's first write,

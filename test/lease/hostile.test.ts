@@ -10,7 +10,7 @@ import {
   type Answer,
   type TestProxy,
 } from '../harness.ts'
-import { acquire, acquireBytes, isProblem, leased, lookUp, release, renew } from './door.ts'
+import { acquire, acquireBytes, isProblem, leased, lookUp, release, renew } from './asks.ts'
 
 /** Whatever is sent to the lease service: what it does not understand is told, and changes nothing. */
 

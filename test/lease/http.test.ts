@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
+import type { Socket } from 'node:net'
 import { describe, test, type TestContext } from 'node:test'
 import { monotonicClock } from '../../src/clock.ts'
 import type { Config } from '../../src/config.ts'
 import { Fence } from '../../src/fence.ts'
 import { InFlight } from '../../src/inflight.ts'
-import { Leases } from '../../src/lease/leases.ts'
+import type { End } from '../../src/lease/lease.ts'
+import { Leases, type LeaseEvents } from '../../src/lease/leases.ts'
 import { createLeaseDoor } from '../../src/lease/routes.ts'
 import { createLog } from '../../src/log.ts'
 import { createMetrics } from '../../src/metrics.ts'
@@ -35,7 +37,7 @@ import {
   release,
   renew,
   type Leased,
-} from './door.ts'
+} from './asks.ts'
 
 /** A proxy with leases, in front of a backend that answers at once. */
 async function start(t: TestContext, overrides: Overrides = {}, folder?: string) {
@@ -328,6 +330,34 @@ describe('on the wire', () => {
     await until(() => client.received.includes('"token":"1"'))
   })
 
+  test('an absolute-form target is the service’s, whatever host it names, and reaches no backend', async (t) => {
+    const { port, backend } = await start(t)
+    const origins = [backend.url, 'http://example.org', 'HTTPS://[::1]:9']
+    const ask = async (line: string, body = ''): Promise<[string, string]> => {
+      const client = await connect(t, port)
+      const type = body === '' ? '' : 'Content-Type: application/json\r\n'
+      client.send(
+        `${line} HTTP/1.1\r\nHost: api\r\nConnection: close\r\n${type}Content-Length: ${body.length}\r\n\r\n${body}`,
+      )
+      await until(() => client.ended)
+      const [head = '', answer = ''] = client.received.split('\r\n\r\n')
+      return [head.split(' ')[1] ?? '', answer]
+    }
+    for (const [i, origin] of origins.entries()) {
+      const [status, answer] = await ask(`POST ${origin}/_fencing/leases`, `{"scope":"${SCOPE}"}`)
+      assert.equal(status, '201', `${origin}: ${answer}`)
+      const { lease, token } = JSON.parse(answer) as Leased
+      assert.equal(token, String(i + 1))
+      const at = `${origin}/_fencing/leases`
+      const [looked, found] = await ask(`GET ${at}?scope=${SCOPE}`)
+      assert.deepEqual([looked, (JSON.parse(found) as Leased).token], ['200', token])
+      assert.equal((await ask(`POST ${at}/${lease}/renew`))[0], '200')
+      assert.equal((await ask(`DELETE ${at}/${lease}`))[0], '204')
+      assert.equal((await ask(`PUT ${at}`))[0], '404')
+    }
+    assert.equal(backend.seen.length, 0)
+  })
+
   test('pipelined requests are answered in their order', async (t) => {
     const { port } = await start(t)
     const client = await connect(t, port)
@@ -463,33 +493,76 @@ describe('the queue', () => {
   })
 
   test('a client that has left before the service looks at it holds up nothing, and takes nothing', async (t) => {
-    const { proxy } = await start(t)
-    const store = new MemoryStore()
-    const settings = { ...configured(proxy), commitTimeoutMs: 1_000 }
-    const barrier = { takeoverTimeoutMs: 1_000, settleMs: 0, maxWaiting: 1 }
-    const inflight = new InFlight(barrier, monotonicClock)
-    const ignore = () => undefined
-    const fence = new Fence(store, inflight, barrier, monotonicClock, { takeover: ignore })
-    const leases = new Leases(fence, store, settings, monotonicClock, {
-      granted: ignore,
-      ended: ignore,
-    })
-    const sources = { settlingScopes: () => 0, scopes: () => 0, leases: undefined }
-    const log = createLog('silent', { write: ignore })
-    const door = createLeaseDoor(leases, 1_000, createMetrics(sources), log)
+    const { service, store } = await startService(t, {})
     const handled = gate()
     const server = createServer((req, res) => {
-      res.once('close', () => void door.handle(req, res, 'id').then(handled.open))
+      res.once('close', () => void service.handle(req, res, 'id').then(handled.open))
       req.socket.destroy()
     })
+    t.after(() => server.close())
     const client = await connect(t, await listenOn(server))
     client.send(acquireBytes({ scope: SCOPE }))
     await handled.promise
     assert.equal(store.scopes, 0)
-    server.close()
-    await door.close()
+  })
+
+  test('a client that leaves between the grant and the answer holds nothing: the lease is given back', async (t) => {
+    const sockets: Socket[] = []
+    const ends: End[] = []
+    const { service, leases } = await startService(t, {
+      granted(_scope, { holder }) {
+        if (holder === 'gone') sockets[0]?.destroy()
+      },
+      ended: (_scope, _lease, why) => void ends.push(why),
+    })
+    const server = createServer((req, res) => void service.handle(req, res, 'id'))
+    server.on('connection', (socket) => sockets.push(socket))
+    t.after(() => server.close())
+    const port = await listenOn(server)
+    const gone = await connect(t, port)
+    gone.send(acquireBytes({ scope: SCOPE, holder: 'gone', ttl: '1h' }))
+    await until(() => gone.ended && ends.length > 0)
+    assert.deepEqual(ends, ['abandoned'])
+    assert.equal(gone.received, '')
+    assert.equal(leases.find(SCOPE), undefined)
+    assert.equal((await leased(port, { scope: SCOPE })).token, '2')
+  })
+
+  test('a client that is gone before it reads its answer holds the scope for its TTL, and no longer', async (t) => {
+    const { port, proxy } = await start(t)
+    const gone = await connect(t, port)
+    gone.socket.pause()
+    gone.send(acquireBytes({ scope: SCOPE, holder: 'gone', ttl: '400ms' }))
+    await until(() => proxy.events('lease_granted').length === 1)
+    gone.socket.resetAndDestroy()
+    isProblem(await acquire(port, { scope: SCOPE }), 409, 'lease-held')
+    assert.equal((await leased(port, { scope: SCOPE, wait: '1m' })).token, '2')
+    const [expired] = proxy.events('lease_expired')
+    assert.deepEqual([expired?.['holder'], expired?.['token']], ['gone', '1'])
+    assert.ok(Number(expired?.['heldMs']) < 5_000)
+    assert.equal(proxy.events('lease_abandoned').length, 0)
   })
 })
+
+/** The service without a proxy before it. */
+async function startService(t: TestContext, events: Partial<LeaseEvents>) {
+  const { proxy } = await start(t)
+  const store = new MemoryStore()
+  const settings = { ...configured(proxy), commitTimeoutMs: 1_000 }
+  const barrier = { takeoverTimeoutMs: 1_000, settleMs: 0, maxWaiting: 1 }
+  const inflight = new InFlight(barrier, monotonicClock)
+  const ignore = () => undefined
+  const fence = new Fence(store, inflight, barrier, monotonicClock, { takeover: ignore })
+  const ignored = { granted: ignore, ended: ignore }
+  const leases = new Leases(fence, store, settings, monotonicClock, { ...ignored, ...events })
+  const sources = { settlingScopes: () => 0, scopes: () => 0, leases: undefined }
+  const log = createLog('silent', { write: ignore })
+  const service = createLeaseDoor(leases, 1_000, createMetrics(sources), log)
+  await service.ready()
+  t.after(() => service.close())
+  t.after(() => leases.stop())
+  return { service, leases, store }
+}
 
 describe('a disk that is slow or fails', () => {
   test('503 for what could not be recorded; nothing is lost, and it goes on', async (t) => {

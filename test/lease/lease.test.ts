@@ -7,11 +7,11 @@ import {
   restored,
   step,
   type Answer,
-  type Claimant,
+  type LeaseRequest,
   type Effect,
   type Event,
   type Lease,
-  type Tenure,
+  type ScopeState,
 } from '../../src/lease/lease.ts'
 import type { Token } from '../../src/token.ts'
 
@@ -19,7 +19,7 @@ const LIMITS = { maxWaiting: 3, commitTimeoutMs: 40 }
 
 /** One scope, whose time and whose disk belong to the test. */
 class Scope {
-  tenure: Tenure = NOBODY
+  state: ScopeState = NOBODY
   now = 1_000
   #asked = 0
   #issued = 0n
@@ -30,18 +30,18 @@ class Scope {
   }
 
   happens(event: Event): Effect[] {
-    const { tenure, effects } = step(this.tenure, event, this.now, this.#limits)
-    this.tenure = tenure
+    const { state, effects } = step(this.state, event, this.now, this.#limits)
+    this.state = state
     return effects
   }
 
-  claimant(holder: string, { ttlMs = 100, waitMs = 0 } = {}): Claimant {
+  request(holder: string, { ttlMs = 100, waitMs = 0 } = {}): LeaseRequest {
     const id = `${this.#asked++}`
     const { now: askedAt } = this
     return { id, holder, ttlMs, askedAt, waitsUntil: askedAt + waitMs, requestId: `r${id}` }
   }
 
-  asks(by: Claimant): Effect[] {
+  asks(by: LeaseRequest): Effect[] {
     return this.happens({ is: 'asked', by })
   }
 
@@ -57,29 +57,29 @@ class Scope {
   }
 
   /** Asks and is granted. */
-  held(by: Claimant): Lease {
+  held(by: LeaseRequest): Lease {
     this.asks(by)
     this.granted()
     return this.lease
   }
 
   get lease(): Lease {
-    const { now } = this.tenure
+    const { now } = this.state
     assert.ok(now.is === 'held')
     return now.lease
   }
 }
 
-function answersIn(effects: readonly Effect[]): [Claimant, Answer][] {
+function answersIn(effects: readonly Effect[]): [LeaseRequest, Answer][] {
   return effects.flatMap((effect) =>
-    effect.do === 'answer' ? [[effect.to, effect.answer] as [Claimant, Answer]] : [],
+    effect.do === 'answer' ? [[effect.to, effect.answer] as [LeaseRequest, Answer]] : [],
   )
 }
 
 describe('the rules of leases', () => {
   test('a free scope is granted to whoever asks, and the lease counts from when it is on disk', () => {
     const scope = new Scope()
-    const a = scope.claimant('a', { ttlMs: 70 })
+    const a = scope.request('a', { ttlMs: 70 })
     assert.deepEqual(scope.asks(a), [{ do: 'grant', to: a }])
     scope.now += 30
     const lease = {
@@ -90,28 +90,28 @@ describe('the rules of leases', () => {
       { do: 'begin', lease, of: a, from: undefined },
       { do: 'answer', to: a, answer: { is: 'granted', lease } },
     ])
-    assert.deepEqual(scope.tenure, { now: { is: 'held', lease }, queue: [] })
+    assert.deepEqual(scope.state, { now: { is: 'held', lease }, queue: [] })
   })
 
   test('who does not want to wait learns at once who holds the scope', () => {
     const scope = new Scope()
-    const lease = scope.held(scope.claimant('a'))
-    const b = scope.claimant('b')
+    const lease = scope.held(scope.request('a'))
+    const b = scope.request('b')
     assert.deepEqual(answersIn(scope.asks(b)), [[b, { is: 'held', lease }]])
-    assert.deepEqual(scope.tenure.queue, [])
+    assert.deepEqual(scope.state.queue, [])
   })
 
   test('while a grant is on its way nobody is named as the holder', () => {
     const scope = new Scope()
-    scope.asks(scope.claimant('a'))
-    const b = scope.claimant('b')
+    scope.asks(scope.request('a'))
+    const b = scope.request('b')
     assert.deepEqual(answersIn(scope.asks(b)), [[b, { is: 'held', lease: undefined }]])
   })
 
   test('those who wait are served in the order in which they came', () => {
     const scope = new Scope()
-    scope.held(scope.claimant('a'))
-    const waiting = ['b', 'c', 'd'].map((name) => scope.claimant(name, { waitMs: 1_000 }))
+    scope.held(scope.request('a'))
+    const waiting = ['b', 'c', 'd'].map((name) => scope.request(name, { waitMs: 1_000 }))
     for (const by of waiting) assert.deepEqual(scope.asks(by), [])
     for (const by of waiting) {
       const effects = scope.happens({ is: 'released' })
@@ -123,22 +123,22 @@ describe('the rules of leases', () => {
 
   test('who leaves the queue loses its place, and nobody else does', () => {
     const scope = new Scope()
-    scope.held(scope.claimant('a'))
-    const [b, c, d] = ['b', 'c', 'd'].map((name) => scope.claimant(name, { waitMs: 1_000 })) as [
-      Claimant,
-      Claimant,
-      Claimant,
+    scope.held(scope.request('a'))
+    const [b, c, d] = ['b', 'c', 'd'].map((name) => scope.request(name, { waitMs: 1_000 })) as [
+      LeaseRequest,
+      LeaseRequest,
+      LeaseRequest,
     ]
     for (const by of [b, c, d]) scope.asks(by)
     assert.deepEqual(scope.happens({ is: 'left', who: b }), [])
-    assert.deepEqual(scope.tenure.queue, [c, d])
+    assert.deepEqual(scope.state.queue, [c, d])
     assert.deepEqual(scope.happens({ is: 'released' }).slice(1), [{ do: 'grant', to: c }])
   })
 
   test('a grant whose client left meanwhile ends as soon as it is there, and the next one has its turn', () => {
     const scope = new Scope()
-    const a = scope.claimant('a')
-    const b = scope.claimant('b', { waitMs: 1_000 })
+    const a = scope.request('a')
+    const b = scope.request('b', { waitMs: 1_000 })
     scope.asks(a)
     scope.asks(b)
     assert.deepEqual(scope.happens({ is: 'left', who: a }), [])
@@ -154,15 +154,15 @@ describe('the rules of leases', () => {
 
   test('a lease lives until just before its end, and is over at that very moment', () => {
     const scope = new Scope()
-    const lease = scope.held(scope.claimant('a', { ttlMs: 100 }))
+    const lease = scope.held(scope.request('a', { ttlMs: 100 }))
     assert.deepEqual(scope.passes(99.9), [])
     assert.deepEqual(scope.passes(0.1), [{ do: 'end', lease, why: 'expired' }])
-    assert.deepEqual(scope.tenure, NOBODY)
+    assert.deepEqual(scope.state, NOBODY)
   })
 
   test('a renewal gives the whole time again, from the renewal on', () => {
     const scope = new Scope()
-    scope.held(scope.claimant('a', { ttlMs: 100 }))
+    scope.held(scope.request('a', { ttlMs: 100 }))
     scope.now += 99
     const { grantedAt } = scope.lease
     assert.deepEqual(scope.happens({ is: 'renewed' }), [])
@@ -173,7 +173,7 @@ describe('the rules of leases', () => {
   test('a renewal at the very end is too late, whether or not a timer has said so', () => {
     for (const event of [{ is: 'renewed' }, { is: 'released' }] as const) {
       const scope = new Scope()
-      scope.held(scope.claimant('a', { ttlMs: 100 }))
+      scope.held(scope.request('a', { ttlMs: 100 }))
       scope.now += 100
       assert.throws(() => scope.happens(event), /only a lease that is held/)
     }
@@ -181,9 +181,9 @@ describe('the rules of leases', () => {
 
   test('time decides, not the timer: whoever asks after the end gets the scope, however late the timer is', () => {
     const scope = new Scope()
-    const lease = scope.held(scope.claimant('a', { ttlMs: 100 }))
+    const lease = scope.held(scope.request('a', { ttlMs: 100 }))
     scope.now += 100
-    const b = scope.claimant('b')
+    const b = scope.request('b')
     assert.deepEqual(scope.asks(b), [
       { do: 'end', lease, why: 'expired' },
       { do: 'grant', to: b },
@@ -192,11 +192,11 @@ describe('the rules of leases', () => {
 
   test('a scope that becomes free while the timer is late goes to the first in the queue, not to a newcomer', () => {
     const scope = new Scope()
-    scope.held(scope.claimant('a', { ttlMs: 100 }))
-    const b = scope.claimant('b', { waitMs: 500 })
+    scope.held(scope.request('a', { ttlMs: 100 }))
+    const b = scope.request('b', { waitMs: 500 })
     scope.asks(b)
     scope.now += 200
-    const c = scope.claimant('c')
+    const c = scope.request('c')
     const effects = scope.asks(c)
     assert.deepEqual(effects.slice(1, 2), [{ do: 'grant', to: b }])
     assert.deepEqual(answersIn(effects), [[c, { is: 'held', lease: undefined }]])
@@ -204,34 +204,34 @@ describe('the rules of leases', () => {
 
   test('who has waited long enough is told who holds the scope', () => {
     const scope = new Scope()
-    const lease = scope.held(scope.claimant('a', { ttlMs: 100 }))
-    const b = scope.claimant('b', { waitMs: 50 })
-    const c = scope.claimant('c', { waitMs: 30 })
+    const lease = scope.held(scope.request('a', { ttlMs: 100 }))
+    const b = scope.request('b', { waitMs: 50 })
+    const c = scope.request('c', { waitMs: 30 })
     scope.asks(b)
     scope.asks(c)
-    assert.equal(dueAt(scope.tenure), scope.now + 30)
+    assert.equal(dueAt(scope.state), scope.now + 30)
     assert.deepEqual(answersIn(scope.passes(30)), [[c, { is: 'held', lease }]])
-    assert.equal(dueAt(scope.tenure), scope.now + 20)
+    assert.equal(dueAt(scope.state), scope.now + 20)
     assert.deepEqual(answersIn(scope.passes(20)), [[b, { is: 'held', lease }]])
   })
 
   test('no more than maxWaiting wait; nobody is turned away from a free scope, even with 0', () => {
     const scope = new Scope()
-    scope.held(scope.claimant('a'))
-    for (const name of ['b', 'c', 'd']) scope.asks(scope.claimant(name, { waitMs: 50 }))
-    const e = scope.claimant('e', { waitMs: 50 })
+    scope.held(scope.request('a'))
+    for (const name of ['b', 'c', 'd']) scope.asks(scope.request(name, { waitMs: 50 }))
+    const e = scope.request('e', { waitMs: 50 })
     assert.deepEqual(answersIn(scope.asks(e)), [[e, { is: 'full' }]])
 
     const narrow = new Scope({ ...LIMITS, maxWaiting: 0 })
-    narrow.held(narrow.claimant('a', { waitMs: 50 }))
-    const b = narrow.claimant('b', { waitMs: 50 })
+    narrow.held(narrow.request('a', { waitMs: 50 }))
+    const b = narrow.request('b', { waitMs: 50 })
     assert.deepEqual(answersIn(narrow.asks(b)), [[b, { is: 'full' }]])
   })
 
-  test('a grant that fails is told to its claimant, and the next one is tried', () => {
+  test('a grant that fails is told to who asked for it, and the next one is tried', () => {
     const scope = new Scope()
-    const a = scope.claimant('a')
-    const b = scope.claimant('b', { waitMs: 50 })
+    const a = scope.request('a')
+    const b = scope.request('b', { waitMs: 50 })
     scope.asks(a)
     scope.asks(b)
     const effects = scope.happens({ is: 'failed' })
@@ -243,12 +243,12 @@ describe('the rules of leases', () => {
 
   test('a grant that takes too long is refused, and ended when it comes after all', () => {
     const scope = new Scope()
-    const a = scope.claimant('a')
+    const a = scope.request('a')
     scope.asks(a)
-    assert.equal(dueAt(scope.tenure), scope.now + LIMITS.commitTimeoutMs)
+    assert.equal(dueAt(scope.state), scope.now + LIMITS.commitTimeoutMs)
     assert.deepEqual(answersIn(scope.passes(40)), [[a, { is: 'unavailable' }]])
-    assert.equal(dueAt(scope.tenure), undefined)
-    const b = scope.claimant('b', { waitMs: 1_000 })
+    assert.equal(dueAt(scope.state), undefined)
+    const b = scope.request('b', { waitMs: 1_000 })
     assert.deepEqual(scope.asks(b), [], 'two grants are never under way')
     const effects = scope.granted()
     assert.deepEqual(
@@ -259,8 +259,8 @@ describe('the rules of leases', () => {
   })
 
   test('a lease found after a restart has its whole time again', () => {
-    const tenure = restored({ id: 'x', holder: 'a', ttlMs: 100, token: 7n as Token }, 5_000)
-    assert.deepEqual(tenure.now, {
+    const state = restored({ id: 'x', holder: 'a', ttlMs: 100, token: 7n as Token }, 5_000)
+    assert.deepEqual(state.now, {
       is: 'held',
       lease: { id: 'x', holder: 'a', ttlMs: 100, token: 7n, grantedAt: 5_000, until: 5_100 },
     })
@@ -298,10 +298,10 @@ const move: fc.Arbitrary<Move> = fc.oneof(
 class Witness {
   readonly scope = new Scope()
   /** In the order in which they came; neither answered nor gone. */
-  readonly unanswered: Claimant[] = []
-  readonly #answered = new Set<Claimant>()
-  readonly #gone = new Set<Claimant>()
-  granting: { to: Claimant; since: number } | undefined
+  readonly unanswered: LeaseRequest[] = []
+  readonly #answered = new Set<LeaseRequest>()
+  readonly #gone = new Set<LeaseRequest>()
+  granting: { to: LeaseRequest; since: number } | undefined
   live: { lease: Lease; until: number } | undefined
   #highest = 0n
 
@@ -309,7 +309,7 @@ class Witness {
     const { scope } = this
     switch (move.do) {
       case 'ask': {
-        const by = scope.claimant('h', move)
+        const by = scope.request('h', move)
         this.unanswered.push(by)
         this.#see(scope.asks(by), 'asked')
         break
@@ -416,8 +416,8 @@ class Witness {
 
   /** The state says what the effects said, and nothing that was due is left. */
   #check(): void {
-    const { tenure, now } = this.scope
-    const { now: holding, queue } = tenure
+    const { state, now } = this.scope
+    const { now: holding, queue } = state
     assert.deepEqual(
       queue,
       this.unanswered.filter((by) => by !== this.granting?.to),
@@ -436,22 +436,22 @@ class Witness {
     for (const by of this.unanswered) {
       const limit = by === this.granting?.to ? this.granting.since + 40 : by.waitsUntil
       assert.ok(limit > now, 'nobody waits beyond its time')
-      assert.ok((dueAt(tenure) ?? Infinity) <= limit, 'and a timer sees to that')
+      assert.ok((dueAt(state) ?? Infinity) <= limit, 'and a timer sees to that')
     }
-    if (this.live !== undefined) assert.ok((dueAt(tenure) ?? Infinity) <= this.live.until)
-    assert.ok((dueAt(tenure) ?? Infinity) > now, 'what is due is done')
+    if (this.live !== undefined) assert.ok((dueAt(state) ?? Infinity) <= this.live.until)
+    assert.ok((dueAt(state) ?? Infinity) > now, 'what is due is done')
   }
 
   /** Left alone, with a disk that works or one that hangs, all are answered and the scope is free. */
   runOut(disk: 'works' | 'hangs'): void {
     for (let i = 0; i < 100; i++) {
       if (disk === 'works') this.play({ do: 'disk', ok: true })
-      const due = dueAt(this.scope.tenure)
+      const due = dueAt(this.scope.state)
       if (due === undefined) break
       this.play({ do: 'pass', ms: due - this.scope.now, noticed: true })
     }
     assert.deepEqual(this.unanswered, [], 'nobody waits for ever')
-    if (disk === 'works') assert.deepEqual(this.scope.tenure, NOBODY)
+    if (disk === 'works') assert.deepEqual(this.scope.state, NOBODY)
   }
 }
 

@@ -32,7 +32,7 @@ class Service {
     const takeover = () => undefined
     this.fence = new Fence(store, inflight, { ...FENCE, leases: true }, clock, { takeover })
     this.leases = new Leases(this.fence, store, settings, clock, {
-      granted: (scope, lease, _claimant, from) => this.granted.push({ scope, lease, from }),
+      granted: (scope, lease, _request, from) => this.granted.push({ scope, lease, from }),
       ended: (scope, lease, why, heldMs) => this.ended.push({ scope, lease, why, heldMs }),
     })
   }

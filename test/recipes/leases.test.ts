@@ -5,6 +5,7 @@ import { writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { describe, test, type TestContext } from 'node:test'
 import { FencingClient } from '../../src/client/client.ts'
+import { freePort } from '../free-port.ts'
 import { gate, request, startBackend, startProxy, temporaryFolder, until } from '../harness.ts'
 import { PATH, isInstalled, readRecipe } from './recipe.ts'
 
@@ -18,6 +19,8 @@ interface Language {
   readonly packages: string | undefined
   /** How the program spells a TTL of 15 s, and one of 3 s. */
   readonly ttl: readonly [string, string]
+  /** How it spells its wait for the lease, and a short one; only where it fails in words. */
+  readonly wait?: readonly [string, string]
   readonly run: (program: string, file: string) => readonly string[]
 }
 
@@ -27,6 +30,7 @@ const LANGUAGES: readonly Language[] = [
     commands: ['node'],
     packages: 'nodejs',
     ttl: ["'15s'", "'3s'"],
+    wait: ["'1m'", "'50ms'"],
     // In this folder the package is found by its own name.
     run: (program) => ['node', '--input-type=module', '--eval', program],
   },
@@ -42,6 +46,7 @@ const LANGUAGES: readonly Language[] = [
     commands: ['python3'],
     packages: 'python3',
     ttl: ['", 15', '", 3'],
+    wait: ['"60s"', '"50ms"'],
     run: (program) => ['python3', '-c', program],
   },
   {
@@ -62,10 +67,16 @@ const LANGUAGES: readonly Language[] = [
 const TTL_MS = 3_000
 
 /** Runs a program of the README against the sidecar on `port`. */
-async function start(t: TestContext, { recipe, ttl, run }: Language, port: number) {
+async function start(
+  t: TestContext,
+  { recipe, ttl, run }: Language,
+  port: number,
+  wait: readonly [string, string] = ['', ''],
+) {
   const text = readRecipe(recipe)
-  for (const placeholder of ['127.0.0.1:8080', ttl[0]]) assert.ok(text.includes(placeholder))
-  const program = text.replace('127.0.0.1:8080', `127.0.0.1:${port}`).replace(ttl[0], ttl[1])
+  const changes = [['127.0.0.1:8080', `127.0.0.1:${port}`], ttl, wait] as const
+  for (const [placeholder] of changes) assert.ok(text.includes(placeholder), placeholder)
+  const program = changes.reduce((changed, [from, to]) => changed.replace(from, to), text)
   const folder = await temporaryFolder(t)
   const file = path.join(folder, recipe === 'lease-go' ? 'worker.go' : 'Worker.java')
   writeFileSync(file, program)
@@ -151,6 +162,25 @@ describe('recipes for leases', { concurrency: 2, timeout: 300_000 }, () => {
       )
       assert.equal(await holderToken(proxy.port), next.token, 'the new lease is untouched')
       await next.release()
+    })
+
+    if (language.wait === undefined) continue
+    test(`${recipe}: without a sidecar, or while another has the lease, it says so in a line and exits with 1`, async (t) => {
+      if (isMissing(t, language)) return
+      const nowhere = await start(t, language, await freePort(), language.wait)
+      assert.deepEqual(await nowhere.ended, [1, null])
+      assert.match(nowhere.said, /^[^\n]*(failed|answer)[^\n]*\n$/)
+
+      const backend = await startBackend(t)
+      const { port } = await startProxy(t, backend.url, { leases: {} })
+      const other = await new FencingClient(`http://127.0.0.1:${port}`).acquire({
+        scope: '/jobs/17',
+      })
+      const late = await start(t, language, port, language.wait)
+      assert.deepEqual(await late.ended, [1, null])
+      assert.match(late.said, /^[^\n]*(taken|another worker)[^\n]*\n$/)
+      assert.equal(backend.seen.length, 0)
+      await other.release()
     })
   }
 })

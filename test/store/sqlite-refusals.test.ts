@@ -143,10 +143,18 @@ describe('an SQLite store does not open, and says why', () => {
     await refuses(device, [/not a regular file/])
   })
 
-  test('if a folder above it is a file', async () => {
-    const path = newPath()
-    writeFileSync(path, 'a file')
-    await assert.rejects(open(join(path, 'fence.db')), StoreError)
+  test('if a folder above it is a file, which is named once, with a remedy', async () => {
+    const file = newPath()
+    writeFileSync(file, 'not a folder')
+    for (const path of [join(file, 'fence.db'), join(file, 'deep', 'er', 'fence.db')]) {
+      const words = `because ${file} is a file and no folder; choose another folder (--data, store.path)`
+      await assert.rejects(open(path), ({ message }: Error) => {
+        assert.equal(message, `the store ${path} cannot be made, ${words}`)
+        return true
+      })
+      await refuses(path, [/is a file and no folder/], false)
+    }
+    assert.equal(readFileSync(file, 'utf8'), 'not a folder')
   })
 
   test('if it is no database', async () => {
