@@ -131,7 +131,10 @@ test('a client that stops sending before its small body is whole: 408 after clie
   client.send(' this')
   await until(() => client.received.includes('\r\n\r\n'))
   assert.ok(performance.now() - started >= 500)
-  assert.match(client.received, /^HTTP\/1\.1 408 [^]*Fencing-Result: incomplete\r[^]*Nothing was forwarded/)
+  assert.match(
+    client.received,
+    /^HTTP\/1\.1 408 [^]*Fencing-Result: incomplete\r[^]*Nothing was forwarded/,
+  )
   assert.equal((await write(proxy.port, 42)).status, 200)
   assert.equal(backend.seen.length, 1)
   assert.equal(await proxy.metric('fencing_unknown_outcomes_total'), 0)
