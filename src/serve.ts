@@ -208,8 +208,10 @@ export async function serve(config: Config, replaced: Partial<Builders> = {}): P
     // Upgraded connections would not end by themselves.
     void tunnel.close()
     leases?.stop()
-    const allEnded = await within(clock, config.shutdownTimeoutMs, proxy.stop())
+    const inTime = await within(clock, config.shutdownTimeoutMs, proxy.stop())
     await closeServers()
+    // What was broken off now leaves nothing behind where it was a read, or a write not sent at all.
+    const allEnded = inTime || (inflight.idle && fence.settlingMs === 0)
     const unrecorded = await closeStore(store, allEnded)
     const stopped = endOf(allEnded, unrecorded)
     log.info(

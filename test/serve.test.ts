@@ -259,6 +259,25 @@ describe('stop', { concurrency: 2 }, () => {
     assert.equal(next.events('unclean_start').length, 1)
   })
 
+  test('a stream that is read and a body that never began outlast shutdownTimeout: a clean stop all the same', async (t) => {
+    const backend = await startBackend(t, ({ res }) => res.write('data: first\n\n'))
+    const folder = await temporaryFolder(t)
+    const settings = { shutdownTimeout: '300ms' }
+    const program = await startProgram(t, backend.url, { folder, settings })
+    const [reader, writer] = [await connect(t, program.port), await connect(t, program.port)]
+    reader.send('GET /events HTTP/1.1\r\nHost: api\r\n\r\n')
+    writer.send(
+      'POST /jobs/17 HTTP/1.1\r\nHost: api\r\nFencing-Token: 41\r\nTransfer-Encoding: chunked\r\n\r\n',
+    )
+    await until(() => reader.received.includes('data: first'))
+    await until(async () => (await program.metric('fencing_in_flight')) === 1)
+    program.child.kill('SIGTERM')
+    assert.deepEqual(await program.ended, { code: 0, signal: null })
+    assert.equal(program.events('stopped')[0]?.['clean'], true)
+    const next = await startProgram(t, backend.url, { folder })
+    assert.deepEqual(next.events('unclean_start'), [])
+  })
+
   test('a signal while it starts stops it as well', async (t) => {
     const backend = await startBackend(t)
     const program = await runProgram(t, backend.url)
