@@ -270,7 +270,7 @@ describe('stop', { concurrency: 2 }, () => {
       'POST /jobs/17 HTTP/1.1\r\nHost: api\r\nFencing-Token: 41\r\nTransfer-Encoding: chunked\r\n\r\n',
     )
     await until(() => reader.received.includes('data: first'))
-    await until(async () => (await program.metric('fencing_in_flight')) === 1)
+    await until(async () => (await readMetric(program.adminPort, 'fencing_in_flight')) === 1)
     program.child.kill('SIGTERM')
     assert.deepEqual(await program.ended, { code: 0, signal: null })
     assert.equal(program.events('stopped')[0]?.['clean'], true)
